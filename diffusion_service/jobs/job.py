@@ -1,0 +1,255 @@
+"""One job as plain data, and the only ways in which it may change. No clock, no IO: `now` is an argument.
+
+    queued --start--> in_progress --advance*--> in_progress --complete--> completed
+      |                 |   |  `--requeue--> queued                        (once, attempt 2)
+      |                 |   `--fail--> failed
+      `--cancel---------`--cancel--> cancelled
+"""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from shared_schema.encode import ReferenceKind, UsedReference
+from shared_schema.errors import H3Error, JobErrorCode
+from shared_schema.tasks import FPS, Canvas, Task
+from shared_schema.videos import Execution, Phase, Video, VideoError, VideoOutput, VideoStatus
+
+MAX_ATTEMPTS = 2
+RETRIED: frozenset[str] = frozenset({"worker_died", "transfer_failed"})
+
+PHASE_SHARE: dict[Phase, tuple[int, int]] = {
+    "queued": (0, 0),
+    "encoding": (0, 10),
+    "transferring": (10, 12),
+    "denoising": (12, 80),
+    "decoding": (80, 98),
+    "muxing": (98, 99),
+}
+"""Progress at which a phase begins and ends; 100 belongs to a completed job alone."""
+
+
+class Stored(BaseModel):
+    """Base of what the job store keeps: frozen, and unknown keys mean a newer program wrote it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PlannedReference(Stored):
+    """One uploaded file, as the probe at POST saw it."""
+
+    kind: ReferenceKind
+    file: str
+    """Name inside the job's input folder."""
+    sha256: str
+    bytes: int
+    use_audio: bool = True
+    start_seconds: float = 0.0
+    width: int | None = None
+    height: int | None = None
+    """Pixels, upright."""
+    frames: int | None = None
+    seconds: float | None = None
+    has_audio: bool = False
+
+
+class VideoPlan(Stored):
+    """A request with nothing left open: what encoder and ranks will do."""
+
+    model: str
+    task: Task
+    prompt: str
+    height: int
+    width: int
+    num_frames: int
+    num_inference_steps: int
+    """Sigma points; forwards are one fewer."""
+    flow_shift: float
+    audio_flow_shift: float
+    seed: int
+    keyframes: tuple[Literal[0, -1], ...] = ()
+    references: tuple[PlannedReference, ...] = ()
+    encoder_output: str | None = None
+    """Name of a safetensors file in the input folder that replaces encoding."""
+    user: str | None = None
+    return_stage_metrics: bool = False
+
+    @property
+    def forwards(self) -> int:
+        """DiT evaluations."""
+        return self.num_inference_steps - 1
+
+    @property
+    def canvas(self) -> Canvas:
+        """Size of the clip."""
+        return Canvas(self.height, self.width)
+
+
+class ClipResult(Stored):
+    """What the ranks made: the file is in place when this exists."""
+
+    outputs: tuple[VideoOutput, ...]
+    stage_durations: dict[str, float]
+    execution: Execution
+    warnings: tuple[str, ...] = ()
+    peak_memory_mb: float | None = None
+    metrics: dict[str, float] = {}
+
+
+class JobFailure(Stored):
+    """Why a job ended without a clip."""
+
+    code: JobErrorCode
+    message: str
+    param: str | None = None
+
+
+class Transition(H3Error):
+    """A job was asked to change in a way that its state does not allow."""
+
+
+class Job(Stored):
+    """One job, whole. Times are Unix seconds."""
+
+    id: str
+    """`video_` and 32 hex digits."""
+    sequence: int
+    """Order of acceptance; 0 until the store gives one."""
+    plan: VideoPlan
+    status: VideoStatus = "queued"
+    phase: Phase = "queued"
+    progress: int = 0
+    attempt: int = 1
+    created_at: float
+    started_at: float | None = None
+    completed_at: float | None = None
+    expires_at: float | None = None
+    references: tuple[UsedReference, ...] = ()
+    stage_durations: dict[str, float] = {}
+    error: JobFailure | None = None
+    result: ClipResult | None = None
+
+    @property
+    def request_id(self) -> str:
+        """32 hex digits that name this job between the services."""
+        return self.id.removeprefix("video_")
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.status in ("completed", "failed", "cancelled")
+
+    def _changed(self, **changes: object) -> Self:
+        return self.model_validate({**dict(self), **changes})
+
+    def start(self, now: float) -> Self:
+        """The first worker touches it."""
+        if self.status != "queued":
+            raise Transition(f"job {self.id} is {self.status}, not queued")
+        return self._changed(status="in_progress", started_at=now)
+
+    def advance(self, phase: Phase, done: int = 0, of: int = 1) -> Self:
+        """`done` of `of` parts of `phase` are finished. Progress never falls."""
+        if self.finished:
+            raise Transition(f"job {self.id} is {self.status}")
+        first, last = PHASE_SHARE[phase]
+        progress = first + (last - first) * done // max(of, 1)
+        return self._changed(phase=phase, progress=max(self.progress, progress))
+
+    def encoded(self, references: tuple[UsedReference, ...], durations: dict[str, float]) -> Self:
+        """What the encoder used and how long it took."""
+        return self._changed(references=references, stage_durations={**self.stage_durations, **durations})
+
+    def complete(self, result: ClipResult, now: float, retention_s: float) -> Self:
+        """The file can be read."""
+        if self.status != "in_progress":
+            raise Transition(f"job {self.id} is {self.status}, not in progress")
+        durations = {**self.stage_durations, **result.stage_durations}
+        return self._changed(
+            status="completed",
+            phase="muxing",
+            progress=100,
+            result=result,
+            stage_durations=durations,
+            completed_at=now,
+            expires_at=now + retention_s,
+        )
+
+    def fail(self, failure: JobFailure, now: float, retention_s: float) -> Self:
+        """It ended without a clip."""
+        if self.finished:
+            raise Transition(f"job {self.id} is {self.status}")
+        return self._changed(status="failed", error=failure, completed_at=now, expires_at=now + retention_s)
+
+    def may_retry(self, failure: JobFailure) -> bool:
+        """Whether this failure is worth the one retry."""
+        return failure.code in RETRIED and self.attempt < MAX_ATTEMPTS
+
+    def requeue(self) -> Self:
+        """Back to the queue at its old place, from the start, as the next attempt."""
+        if self.status != "in_progress":
+            raise Transition(f"job {self.id} is {self.status}, not in progress")
+        return self._changed(status="queued", phase="queued", progress=0, started_at=None, attempt=self.attempt + 1)
+
+    def cancel(self, now: float, retention_s: float) -> Self:
+        """The caller does not want it any more."""
+        if self.finished:
+            raise Transition(f"job {self.id} is {self.status}")
+        return self._changed(status="cancelled", completed_at=now, expires_at=now + retention_s)
+
+    def video(self, *, queue_position: int | None = None, eta_seconds: float | None = None) -> Video:
+        """This job as the public API shows it."""
+        plan, result = self.plan, self.result
+        seconds = plan.num_frames / FPS
+        outputs = result.outputs if result else ()
+        return Video(
+            id=self.id,
+            model=plan.model,
+            prompt=plan.prompt,
+            status=self.status,
+            progress=self.progress,
+            phase=None if self.finished else self.phase,
+            queue_position=queue_position,
+            eta_seconds=eta_seconds,
+            created_at=int(self.created_at),
+            started_at=_whole(self.started_at),
+            completed_at=_whole(self.completed_at),
+            expires_at=_whole(self.expires_at),
+            size=str(plan.canvas),
+            seconds=f"{seconds:.3f}".rstrip("0").rstrip("."),
+            num_frames=plan.num_frames,
+            fps=FPS,
+            duration_s=seconds,
+            task=plan.task,
+            seed=plan.seed,
+            num_inference_steps=plan.num_inference_steps,
+            forwards=plan.forwards,
+            error=_public_error(self.error),
+            references=self.references,
+            attempt=self.attempt,
+            stage_durations=self.stage_durations,
+            metrics=result.metrics if result and plan.return_stage_metrics else {},
+            inference_time_s=_between(self.started_at, self.completed_at) if self.status == "completed" else None,
+            file_name=f"{self.id}.mp4" if self.status == "completed" else None,
+            outputs=outputs,
+            execution=result.execution if result else None,
+            warnings=result.warnings if result else (),
+            frames_sha256=outputs[0].frames_sha256 if outputs else None,
+            audio_sha256=outputs[0].audio_sha256 if outputs else None,
+            peak_memory_mb=result.peak_memory_mb if result else None,
+        )
+
+
+def _whole(time: float | None) -> int | None:
+    return None if time is None else int(time)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(end - start, 3)
+
+
+def _public_error(failure: JobFailure | None) -> VideoError | None:
+    if failure is None:
+        return None
+    kind = "invalid_request_error" if failure.code in ("invalid_input", "cancelled") else "server_error"
+    return VideoError(code=failure.code, message=failure.message, param=failure.param, type=kind)

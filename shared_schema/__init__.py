@@ -1,0 +1,1 @@
+"""The contract of the two services: pydantic and PyYAML only, never torch."""

@@ -1,0 +1,149 @@
+"""What the diffusion service asks of the encoder service, and what it is told: the internal HTTP API."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared_schema.encoder_output import Manifest
+from shared_schema.tasks import Task
+
+SCHEMA_VERSION = 1
+"""Version of the internal API. A service also reads the previous one, once there is one."""
+READ_VERSIONS = frozenset({1})
+
+ReferenceKind = Literal["image", "video", "audio"]
+
+
+class Wire(BaseModel):
+    """Base of everything that crosses between the services: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReferenceInput(Wire):
+    """One uploaded file of a request, in request order. The n-th `file` part holds the n-th reference's bytes."""
+
+    kind: ReferenceKind
+    use_audio: bool = True
+    """Whether a video's own sound comes along."""
+    start_seconds: float = Field(default=0.0, ge=0)
+    """Where in the file the reference begins, in seconds of media time."""
+
+
+class EncodeRequest(Wire):
+    """One request for conditioning, with its geometry already resolved. JSON part `request` of `POST /v1/encodings`."""
+
+    schema_version: int = SCHEMA_VERSION
+    request_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    task: Task
+    prompt: str
+    height: int
+    width: int
+    """Canvas of the clip, pixels."""
+    num_frames: int
+    keyframes: tuple[Literal[0, -1], ...] = ()
+    """For `fl2va`: which end of the clip the n-th reference is."""
+    references: tuple[ReferenceInput, ...] = ()
+
+
+class UsedReference(Wire):
+    """What the encoder really used of one reference."""
+
+    index: int
+    kind: ReferenceKind
+    width: int | None = None
+    height: int | None = None
+    """Pixels after orientation and aspect correction, before any resize."""
+    used_width: int | None = None
+    used_height: int | None = None
+    """Pixels that the video VAE encoded."""
+    frames: int | None = None
+    seconds: float | None = None
+    audio_seconds: float | None = None
+    sha256: str
+    """Of the uploaded bytes, hex."""
+
+
+class Encoding(Wire):
+    """A finished encoding that waits in the encoder's leader for its push."""
+
+    id: str
+    endpoint: str
+    """URL of the process that holds it: push and DELETE go there."""
+    manifest: Manifest
+    references: tuple[UsedReference, ...]
+    timings: dict[str, float]
+    """Seconds by stage: media, text, video_vae, audio_vae."""
+    expires_at: float
+    """Unix time at which an encoding that was not pushed is dropped."""
+
+
+class ShmLanding(Wire):
+    """A reserved range of a slab file on the same host, for one memcpy."""
+
+    kind: Literal["shm"] = "shm"
+    path: str
+    offset: int = Field(ge=0)
+    """Of the landing's header, bytes from the start of the slab."""
+    length: int = Field(ge=0)
+    """Bytes of payload that follow the header."""
+    generation: int = Field(ge=1)
+    request_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    deadline: float
+    """Unix time after which the sender may no longer write."""
+
+
+class InlineLanding(Wire):
+    """No memory at all: the payload comes back as the body of the answer, a safetensors file."""
+
+    kind: Literal["inline"] = "inline"
+
+
+Landing = Annotated[ShmLanding | InlineLanding, Field(discriminator="kind")]
+
+
+class PushRequest(Wire):
+    """Body of `POST /v1/encodings/{id}/push`."""
+
+    landing: Landing
+
+
+class PushReceipt(Wire):
+    """The payload is in its landing; the sender's copy is gone."""
+
+    bytes: int
+    checksum: str = Field(pattern=r"^[0-9a-f]{16}$")
+    """xxh3-64 of the payload bytes."""
+    seconds: float
+    """From the start of the copy to its end."""
+
+
+class ProbeRequest(Wire):
+    """Body of `POST /v1/probes`: push `bytes` of a known pattern into the landing, to prove the way."""
+
+    landing: Landing
+    bytes: int = Field(ge=1, le=64 * 2**20)
+
+
+class TokensRequest(Wire):
+    """Body of `POST /v1/tokens`."""
+
+    prompt: str
+
+
+class TokensAnswer(Wire):
+    """How many tokens the encoder's tokenizer makes of a prompt."""
+
+    tokens: int
+
+
+class EncoderIdentity(Wire):
+    """`GET /v1/identity`: what a diffusion service compares before it trusts an encoder."""
+
+    schema_version: int
+    instance_id: str
+    """New at every start of the encoder process."""
+    model: str
+    weights_revision: str
+    text_only: bool
+    connector: Literal["SharedMemoryConnector", "NixlConnector"]

@@ -1,0 +1,301 @@
+"""Every error that crosses a boundary of ours, as one tree, and the body that carries it over HTTP.
+
+    H3Error
+    |- RequestError          the caller's fault, found before a job exists
+    |  |- InvalidRequest       400  a field or a file breaks a rule; `param` names it
+    |  |- NotServed            400  a known field that this server does not serve (yet)
+    |  |- ModelNotFound        400  `model` is not a served name
+    |  |- NotFound             404  no such job, content or route
+    |  |- Conflict             409  the same idempotency key with another body
+    |  |- TooLarge             413  a body, part or `data:` URL over its byte cap
+    |  |- UnsupportedType      415  the request's own Content-Type
+    |  |- QueueFull            429  no job was made; try again later
+    |  |- NotImplementedYet    501  a route that we know and do not serve
+    |  `- NotReady             503  no capacity at present
+    |- JobFailed             a job ended without a clip; `code` is one of `JobErrorCode`
+    |- PayloadError          an `encoder_output` breaks its contract: a server fault, never the client's
+    |  |- UnknownSchema, SlotMissing, SlotUnexpected, WrongDtype, WrongShape, WrongBytes,
+    |  |- LayoutInvalid, RowsMismatch, BadRoles, NotFinite, WrongRequest,
+    |  `- ChecksumMismatch, LeaseExpired
+    |- TransportError        a landing could not be reserved or written
+    |  `- SlabFull             no room now: the push waits
+    |- RankError             a rank group could not do its work
+    |  |- RankDied             a rank left, was stopped, or hung past its limit
+    |  `- RankFailed           a command raised; `code` is one of `JobErrorCode`
+    `- DeployError           wrong settings: the process prints one line and exits 2
+
+Foreign exceptions are mapped into this tree once, at the boundary where they appear, with `from`.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+JobErrorCode = Literal[
+    "invalid_input",
+    "out_of_memory",
+    "encoder_unavailable",
+    "transfer_failed",
+    "worker_died",
+    "numerical_error",
+    "timeout",
+    "cancelled",
+    "internal_error",
+]
+"""Why a job failed. Only `worker_died` and `transfer_failed` are retried, once."""
+
+JOB_HTTP_STATUS: dict[JobErrorCode, int] = {
+    "invalid_input": 400,
+    "out_of_memory": 503,
+    "encoder_unavailable": 503,
+    "transfer_failed": 503,
+    "worker_died": 503,
+    "numerical_error": 500,
+    "timeout": 504,
+    "cancelled": 400,
+    "internal_error": 500,
+}
+"""What `POST /v1/videos/sync` answers when its job failed with that code."""
+
+
+class ErrorDetail(BaseModel):
+    """The inside of an error body, in the form of the OpenAI API."""
+
+    model_config = ConfigDict(frozen=True)
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """`{"error": {...}}`: the body of every answer that is not a success."""
+
+    model_config = ConfigDict(frozen=True)
+
+    error: ErrorDetail
+
+
+class H3Error(Exception):
+    """Root of the tree. `str(error)` is the message for the caller."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.default_code
+
+    def body(self) -> ErrorBody:
+        """This error as the body of an HTTP answer."""
+        detail = ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
+        return ErrorBody(error=detail)
+
+
+class RequestError(H3Error):
+    """The caller's fault."""
+
+    status = 400
+    type = "invalid_request_error"
+    default_code = "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    """A field or a file breaks a rule; `param` names it."""
+
+
+class NotServed(RequestError):
+    """A known field whose capability this server does not have."""
+
+    default_code = "not_served"
+
+
+class ModelNotFound(RequestError):
+    """`model` is not a name under which this server serves."""
+
+    default_code = "model_not_found"
+
+
+class NotFound(RequestError):
+    """No such job, content or route."""
+
+    status = 404
+    default_code = "not_found"
+
+
+class Conflict(RequestError):
+    """The same `Idempotency-Key` came with another body."""
+
+    status = 409
+    default_code = "idempotency_conflict"
+
+
+class TooLarge(RequestError):
+    """A body, part or `data:` URL is over its byte cap."""
+
+    status = 413
+    default_code = "too_large"
+
+
+class UnsupportedType(RequestError):
+    """The request's own Content-Type is not read here."""
+
+    status = 415
+    default_code = "unsupported_media_type"
+
+
+class QueueFull(RequestError):
+    """The queue is full; no job was made."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "queue_full"
+
+
+class NotImplementedYet(RequestError):
+    """A route of the OpenAI API that is known and not served."""
+
+    status = 501
+    default_code = "not_implemented"
+
+
+class NotReady(RequestError):
+    """The service cannot do this now; the caller may try again."""
+
+    status = 503
+    type = "server_error"
+    default_code = "not_ready"
+
+
+class JobFailed(H3Error):
+    """A job ended without a clip. `code` is one of `JobErrorCode`."""
+
+    def __init__(self, message: str, *, code: JobErrorCode, param: str | None = None) -> None:
+        super().__init__(message, param=param, code=code)
+
+
+class PayloadError(H3Error):
+    """An `encoder_output` breaks its contract. `slot` names the slot and `param` repeats it."""
+
+    default_code = "payload_invalid"
+
+    def __init__(self, message: str, *, slot: str | None = None) -> None:
+        super().__init__(message, param=slot)
+        self.slot = slot
+
+
+class UnknownSchema(PayloadError):
+    """Schema id or layout version that this program does not read."""
+
+    default_code = "payload_unknown_schema"
+
+
+class SlotMissing(PayloadError):
+    """A slot that the schema demands is not there."""
+
+    default_code = "payload_slot_missing"
+
+
+class SlotUnexpected(PayloadError):
+    """A slot that the schema does not know."""
+
+    default_code = "payload_slot_unexpected"
+
+
+class WrongDtype(PayloadError):
+    """A slot's element type is not the schema's."""
+
+    default_code = "payload_wrong_dtype"
+
+
+class WrongShape(PayloadError):
+    """A slot's rank or extents are not the schema's."""
+
+    default_code = "payload_wrong_shape"
+
+
+class WrongBytes(PayloadError):
+    """A slot holds fewer or more bytes than its dtype and shape say."""
+
+    default_code = "payload_wrong_bytes"
+
+
+class LayoutInvalid(PayloadError):
+    """The packed layout contradicts itself or a rule of the model."""
+
+    default_code = "payload_layout_invalid"
+
+
+class RowsMismatch(PayloadError):
+    """Visual, audio or text rows are not as many as the layout implies."""
+
+    default_code = "payload_rows_mismatch"
+
+
+class BadRoles(PayloadError):
+    """A token role is neither 0 (vision) nor 1 (text)."""
+
+    default_code = "payload_bad_roles"
+
+
+class NotFinite(PayloadError):
+    """A value is NaN or infinite."""
+
+    default_code = "payload_not_finite"
+
+
+class WrongRequest(PayloadError):
+    """The bytes belong to another request or another generation of the landing."""
+
+    default_code = "payload_wrong_request"
+
+
+class ChecksumMismatch(PayloadError):
+    """The bytes that arrived are not the bytes that were sent."""
+
+    default_code = "payload_checksum"
+
+
+class LeaseExpired(PayloadError):
+    """The landing or the encoding lapsed before it was used."""
+
+    default_code = "lease_expired"
+
+
+class TransportError(H3Error):
+    """A landing could not be reserved, opened or written."""
+
+    default_code = "transfer_failed"
+
+
+class SlabFull(TransportError):
+    """The slab has no room for this payload now."""
+
+    default_code = "slab_full"
+
+
+class RankError(H3Error):
+    """A rank group could not do its work."""
+
+
+class RankDied(RankError):
+    """A rank left, was stopped, or hung past its limit; its group was ended."""
+
+    default_code = "worker_died"
+
+
+class RankFailed(RankError):
+    """A command raised inside a rank. `code` is one of `JobErrorCode`."""
+
+    def __init__(self, message: str, *, code: JobErrorCode, param: str | None = None) -> None:
+        super().__init__(message, param=param, code=code)
+
+
+class DeployError(H3Error):
+    """Wrong settings. The message names file and key and says what to change."""
+
+    default_code = "deploy_invalid"
