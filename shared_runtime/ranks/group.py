@@ -1,0 +1,381 @@
+"""The API process' side of a rank group: start it, give it work, notice when it is unwell, end it, start it anew.
+
+No torch. One group is one forker process and `world_size` ranks. Whatever goes wrong with one rank ends them all:
+after a death or a hang nobody knows which collective the others wait in.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shared_runtime.ranks.fork import ForkerHandle
+from shared_runtime.ranks.mesh import RankSpec
+from shared_runtime.ranks.messages import (
+    Beat,
+    Cancel,
+    Done,
+    Failed,
+    FromRank,
+    Lane,
+    Leave,
+    Order,
+    Ready,
+    Report,
+    ToRank,
+    Unfit,
+    pack,
+)
+from shared_runtime.ranks.pipes import read_message
+from shared_schema.errors import DeployError, RankDied, RankFailed
+from shared_schema.health import RankHealth, RankState
+
+OnEvent = Callable[[object], None]
+
+logger = logging.getLogger(__name__)
+
+_MAX_PAUSE_S = 10.0
+"""Between restarts of a group that keeps ending."""
+
+
+@dataclass(frozen=True)
+class GroupLimits:
+    """How long a rank may be silent. Seconds."""
+
+    stuck_s: float
+    """At work, without passing a step, tile, clip or group of layers."""
+    dead_s: float
+    """Idle, without a beat."""
+    load_s: float
+    """From fork to ready: loading, compiling, warm-up."""
+
+
+class RankGroup(Protocol):
+    """What the rest of a service sees of its ranks."""
+
+    async def run(self, command: object, *, lane: Lane = "work", on_event: OnEvent | None = None) -> object:
+        """Have every rank do `command` and return the leader's result.
+
+        Cancelling the caller cancels the command: the call ends once every rank has let go of it.
+
+        Raises:
+            RankFailed: the command raised.
+            RankDied: the group ended under it, or is not there.
+        """
+
+    async def until_ready(self) -> None:
+        """Wait for the group to be there."""
+
+    def health(self) -> tuple[RankHealth, ...]:
+        """Every rank as it looks now."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether work would be taken at once."""
+
+    @property
+    def restarts(self) -> int:
+        """Starts after the first."""
+
+    @property
+    def facts(self) -> object | None:
+        """What the leader said of itself when it became ready."""
+
+
+@dataclass
+class _Rank:
+    """A live rank as the group keeps it."""
+
+    spec: RankSpec
+    pid: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    last_beat: float
+    state: RankState = "starting"
+    facts: object = None
+
+
+@dataclass
+class _Task:
+    """A command on its way: who still has to answer, and what the leader said."""
+
+    future: asyncio.Future[object]
+    on_event: OnEvent | None
+    lane: Lane
+    waiting: set[int]
+    result: object = None
+    failure: RankFailed | None = None
+
+
+@dataclass
+class _Generation:
+    """Everything that lives and dies with one start of the group."""
+
+    ranks: list[_Rank] = field(default_factory=list)
+    tasks: dict[int, _Task] = field(default_factory=dict)
+    readers: list[asyncio.Task[None]] = field(default_factory=list)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+    unfit: str | None = None
+
+    def state_of(self, rank: _Rank) -> RankState:
+        """The rank's state, `busy` while it owes an answer on its main thread."""
+        owes = any(task.lane == "work" and rank.spec.rank in task.waiting for task in self.tasks.values())
+        return "busy" if owes and rank.state == "ready" else rank.state
+
+    def end(self, reason: str) -> None:
+        """Note why this generation is over; the first reason stays."""
+        if not self.ended.is_set():
+            self.reason = reason
+            self.ended.set()
+
+
+class ProcessGroup:
+    """Ranks in processes of this host, forked by one forker."""
+
+    def __init__(self, specs: tuple[RankSpec, ...], entry: str, settings: object, limits: GroupLimits) -> None:
+        self._specs = specs
+        self._entry = entry
+        self._settings = settings
+        self._limits = limits
+        self._forker: ForkerHandle | None = None
+        self._now: _Generation = _Generation()
+        self._starts = 0
+        self._next_task = 0
+        self._stopping = False
+        self._exited: dict[int, int] = {}
+
+    # What the service sees
+
+    @property
+    def ready(self) -> bool:
+        """Whether work would be taken at once."""
+        return self._now.ready.is_set() and not self._now.ended.is_set()
+
+    @property
+    def restarts(self) -> int:
+        """Starts after the first."""
+        return max(0, self._starts - 1)
+
+    @property
+    def facts(self) -> object | None:
+        """What the leader said of itself when it became ready."""
+        return self._now.ranks[0].facts if self.ready else None
+
+    async def until_ready(self) -> None:
+        """Wait for the group to be there."""
+        while not self.ready:
+            await asyncio.sleep(0.05)
+
+    def health(self) -> tuple[RankHealth, ...]:
+        """Every rank as it looks now."""
+        now = time.monotonic()
+        return tuple(
+            RankHealth(
+                name=rank.spec.name,
+                pid=rank.pid,
+                state=self._now.state_of(rank),
+                beat_age_s=round(now - rank.last_beat, 3),
+                device=rank.spec.device,
+            )
+            for rank in self._now.ranks
+        )
+
+    async def run(self, command: object, *, lane: Lane = "work", on_event: OnEvent | None = None) -> object:
+        """Have every rank do `command` and return the leader's result; see `RankGroup.run`."""
+        generation = self._now
+        if not self.ready:
+            raise RankDied("the rank group is not ready")
+        self._next_task += 1
+        number = self._next_task
+        task = _Task(
+            asyncio.get_running_loop().create_future(), on_event, lane, {r.spec.rank for r in generation.ranks}
+        )
+        generation.tasks[number] = task
+        await self._send_all(generation, Order(number, lane, command))
+        try:
+            return await asyncio.shield(task.future)
+        except asyncio.CancelledError:
+            await self._send_all(generation, Cancel(number))
+            await asyncio.wait([task.future])
+            task.future.exception()
+            raise
+
+    async def _send_all(self, generation: _Generation, message: ToRank) -> None:
+        data = pack(message)
+        for rank in generation.ranks:
+            rank.writer.write(data)
+        try:
+            for rank in generation.ranks:
+                await rank.writer.drain()
+        except OSError as error:
+            generation.end(f"rank {rank.spec.name} does not listen: {error}")
+
+    # Life
+
+    async def supervise(self, on_ready: Callable[[], Coroutine[None, None, None]] | None = None) -> None:
+        """Keep a group alive until cancelled; the first start that cannot succeed raises.
+
+        Raises:
+            DeployError: a rank said that it cannot start with these files or settings, or did not in time.
+        """
+        try:
+            while True:
+                if self._forker is None or not self._forker.alive:
+                    self._forker = await ForkerHandle.start(self._entry, self._on_exit)
+                generation = self._now = _Generation()
+                self._exited.clear()
+                try:
+                    await self._start(generation)
+                    if on_ready is not None and not generation.ended.is_set():
+                        await on_ready()
+                    await self._watch(generation)
+                finally:
+                    await self._end(generation)
+                if generation.unfit is not None:
+                    raise DeployError(generation.unfit)
+                logger.error("rank group ended: %s; starting it anew", generation.reason)
+                await asyncio.sleep(min(0.1 * 2 ** min(self._starts, 8), _MAX_PAUSE_S))
+        finally:
+            if self._forker is not None:
+                await self._forker.close()
+
+    async def _start(self, generation: _Generation) -> None:
+        self._starts += 1
+        assert self._forker is not None
+        for spec in self._specs:
+            pid, end = await self._forker.fork(spec, self._settings)
+            reader, writer = await asyncio.open_unix_connection(sock=end, limit=1 << 30)
+            rank = _Rank(spec, pid, reader, writer, last_beat=time.monotonic())
+            generation.ranks.append(rank)
+            if pid in self._exited:
+                self._on_exit(pid, self._exited[pid])
+            generation.readers.append(asyncio.create_task(self._listen(generation, rank), name=f"read {spec.name}"))
+        waits = [asyncio.create_task(generation.ready.wait()), asyncio.create_task(generation.ended.wait())]
+        done, pending = await asyncio.wait(waits, timeout=self._limits.load_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in pending:
+            wait.cancel()
+        if not done:
+            generation.end(f"ranks were not ready within {self._limits.load_s:g} s")
+
+    async def _listen(self, generation: _Generation, rank: _Rank) -> None:
+        while True:
+            message = await read_message(rank.reader)
+            if message is None:
+                generation.end(f"rank {rank.spec.name} closed its pipe")
+                return
+            self._hear(generation, rank, message)
+
+    def _hear(self, generation: _Generation, rank: _Rank, message: FromRank) -> None:
+        rank.last_beat = time.monotonic()
+        match message:
+            case Beat():
+                pass
+            case Ready(facts):
+                rank.facts, rank.state = facts, "ready"
+                if [each.state for each in generation.ranks] == ["ready"] * len(self._specs):
+                    generation.ready.set()
+            case Unfit(text):
+                generation.unfit = text
+                generation.end(text)
+            case Report(number, event):
+                task = generation.tasks.get(number)
+                if task is not None and task.on_event is not None and rank.spec.is_leader:
+                    task.on_event(event)
+            case Done(number, result):
+                self._answered(generation, rank, number, result=result)
+            case Failed():
+                failure = RankFailed(message.message, code=message.code, param=message.param)
+                self._answered(generation, rank, message.task, failure=failure)
+                if message.fatal:
+                    generation.end(f"rank {rank.spec.name} failed: {message.message}")
+
+    def _answered(
+        self,
+        generation: _Generation,
+        rank: _Rank,
+        number: int,
+        *,
+        result: object = None,
+        failure: RankFailed | None = None,
+    ) -> None:
+        task = generation.tasks.get(number)
+        if task is None:
+            logger.error("rank %s answered task %d, which nobody asked for", rank.spec.name, number)
+            return
+        task.waiting.discard(rank.spec.rank)
+        task.failure = task.failure or failure
+        if rank.spec.is_leader:
+            task.result = result
+        if task.waiting:
+            return
+        del generation.tasks[number]
+        if task.future.done():
+            return
+        if task.failure is None:
+            task.future.set_result(task.result)
+        else:
+            task.future.set_exception(task.failure)
+
+    def _on_exit(self, pid: int, code: int) -> None:
+        self._exited[pid] = code
+        for rank in self._now.ranks:
+            if rank.pid == pid:
+                rank.state = "dead"
+                self._now.end(f"rank {rank.spec.name} (pid {pid}) left with code {code}")
+
+    async def _watch(self, generation: _Generation) -> None:
+        period = min(self._limits.stuck_s, self._limits.dead_s) / 4
+        while not generation.ended.is_set():
+            try:
+                await asyncio.wait_for(generation.ended.wait(), timeout=period)
+            except TimeoutError:
+                self._look(generation)
+
+    def _look(self, generation: _Generation) -> None:
+        now = time.monotonic()
+        for rank in generation.ranks:
+            busy = generation.state_of(rank) == "busy"
+            limit = self._limits.stuck_s if busy else self._limits.dead_s
+            if now - rank.last_beat > limit:
+                rank.state = "stuck"
+                generation.end(f"rank {rank.spec.name} (pid {rank.pid}) gave no sign for {limit:g} s")
+
+    async def _end(self, generation: _Generation) -> None:
+        """Kill what is left of a generation, wait until it is gone, and fail what it was working on."""
+        generation.end("stopped")
+        if self._stopping:
+            await self._send_all(generation, Leave())
+            await self._gone(generation, timeout=2.0)
+        for rank in generation.ranks:
+            if rank.state != "dead":
+                _kill(rank.pid)
+        await self._gone(generation, timeout=30.0)
+        for reader in generation.readers:
+            reader.cancel()
+        for rank in generation.ranks:
+            rank.writer.close()
+        for task in generation.tasks.values():
+            if not task.future.done():
+                task.future.set_exception(task.failure or RankDied(generation.reason))
+        generation.tasks.clear()
+
+    async def _gone(self, generation: _Generation, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while any(rank.state != "dead" for rank in generation.ranks) and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+
+    def stop_gently(self) -> None:
+        """Let ranks leave by themselves when `supervise` is cancelled next."""
+        self._stopping = True
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,210 @@
+"""A rank: takes orders from its API process, does them, and dies with it. Runs in the forked rank process; torch.
+
+The main thread does `work` orders one after the other; a second thread does `side` orders (a push, a token count) so
+that they need not wait for a clip. A third one only reads the pipe: cancels arrive while work goes on, and the end of
+the pipe ends the process. Beats come from the main thread alone: a rank that hangs in its work is silent.
+"""
+
+import gc
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from shared_runtime.ranks.mesh import RankSpec
+from shared_runtime.ranks.messages import (
+    Beat,
+    Cancel,
+    Done,
+    Failed,
+    Lane,
+    Leave,
+    Order,
+    RankPipe,
+    Ready,
+    Report,
+    Unfit,
+)
+from shared_schema.errors import DeployError, JobErrorCode, JobFailed, RequestError
+
+logger = logging.getLogger(__name__)
+
+IDLE_BEAT_S = 1.0
+MIN_BEAT_GAP_S = 0.1
+
+
+class Cancelled(Exception):
+    """The task is not wanted any more; raised by `TaskHandle.step`."""
+
+
+class Beater:
+    """Tells the API process that the main thread moves, at most ten times a second."""
+
+    def __init__(self, pipe: RankPipe) -> None:
+        self._pipe = pipe
+        self._last = 0.0
+
+    def beat(self) -> None:
+        """A point of progress was passed."""
+        now = time.monotonic()
+        if now - self._last >= MIN_BEAT_GAP_S:
+            self._last = now
+            self._pipe.send(Beat())
+
+
+@dataclass
+class TaskHandle:
+    """What the code of a command sees of the outside."""
+
+    number: int
+    lane: Lane
+    pipe: RankPipe
+    beater: Beater
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def report(self, event: object) -> None:
+        """Tell the API process what happened; `event` is a frozen dataclass of the service's `commands.py`."""
+        self.pipe.send(Report(self.number, event))
+
+    def step(self) -> None:
+        """A point of progress: beats, and raises `Cancelled` once the task is not wanted."""
+        if self.lane == "work":
+            self.beater.beat()
+        if self.cancelled.is_set():
+            raise Cancelled
+
+
+class RankService(Protocol):
+    """What a service runs inside a rank."""
+
+    @property
+    def facts(self) -> object:
+        """What this rank holds, for `Ready`."""
+
+    def handle(self, command: object, task: TaskHandle) -> object:
+        """Do one command of the service's `commands.py` and return its result."""
+
+
+class BuildService(Protocol):
+    """Loads weights and returns the service of a rank; `beat` is to be called now and then while loading."""
+
+    def __call__(self, spec: RankSpec, settings: object, beater: Beater) -> RankService:
+        """Build it.
+
+        Raises:
+            DeployError: files or settings are wrong; another try would not help.
+        """
+
+
+class Worker:
+    """The loop of one rank."""
+
+    def __init__(self, spec: RankSpec, pipe: RankPipe) -> None:
+        self._spec = spec
+        self._pipe = pipe
+        self._beater = Beater(pipe)
+        self._work: queue.Queue[tuple[Order, TaskHandle] | None] = queue.Queue()
+        self._side: queue.Queue[tuple[Order, TaskHandle] | None] = queue.Queue()
+        self._handles: dict[int, TaskHandle] = {}
+
+    def run(self, build: BuildService, settings: object) -> None:
+        """Load, say so, then work until told to leave."""
+        threading.Thread(target=self._read, name="orders", daemon=True).start()
+        try:
+            service = build(self._spec, settings, self._beater)
+        except DeployError as error:
+            self._pipe.send(Unfit(error.message))
+            return
+        threading.Thread(target=self._serve, args=(service, self._side), name="side", daemon=True).start()
+        self._pipe.send(Ready(service.facts))
+        self._serve(service, self._work, idle=self._beater.beat)
+
+    def _read(self) -> None:
+        while True:
+            message = self._pipe.receive()
+            match message:
+                case Order():
+                    handle = TaskHandle(message.task, message.lane, self._pipe, self._beater)
+                    self._handles[message.task] = handle
+                    (self._work if message.lane == "work" else self._side).put((message, handle))
+                case Cancel(task):
+                    wanted = self._handles.get(task)
+                    if wanted is not None:
+                        wanted.cancelled.set()
+                case Leave():
+                    self._work.put(None)
+                case None:
+                    os._exit(0)
+
+    def _serve(
+        self,
+        service: RankService,
+        orders: "queue.Queue[tuple[Order, TaskHandle] | None]",
+        idle: object = None,
+    ) -> None:
+        while True:
+            try:
+                item = orders.get(timeout=IDLE_BEAT_S)
+            except queue.Empty:
+                if callable(idle):
+                    idle()
+                continue
+            if item is None:
+                return
+            order, handle = item
+            answer = self._do(service, order, handle)
+            del self._handles[order.task]
+            self._pipe.send(answer)
+
+    def _do(self, service: RankService, order: Order, handle: TaskHandle) -> Done | Failed:
+        try:
+            handle.step()
+            return Done(order.task, service.handle(order.command, handle))
+        except Exception as error:
+            failure = self._failed(order, error)
+            traceback.clear_frames(error.__traceback__)
+        _forget()
+        return failure
+
+    def _failed(self, order: Order, error: Exception) -> Failed:
+        code, param = error_code(error)
+        if code == "internal_error":
+            logger.exception("%s failed", type(order.command).__name__)
+        lost_in_collective = self._spec.world_size > 1 and order.lane == "work" and code != "invalid_input"
+        fatal = isinstance(error, torch.AcceleratorError) or (lost_in_collective and code != "cancelled")
+        message = str(error) or type(error).__name__
+        return Failed(order.task, code, message, param, fatal)
+
+
+def error_code(error: Exception) -> tuple[JobErrorCode, str | None]:
+    """Map what a command raised onto a job's error code and the field it names."""
+    match error:
+        case Cancelled():
+            return "cancelled", None
+        case JobFailed():
+            return error.code, error.param  # type: ignore[return-value]
+        case RequestError():
+            return "invalid_input", error.param
+        case torch.OutOfMemoryError() | MemoryError():
+            return "out_of_memory", None
+        case _:
+            return "internal_error", None
+
+
+def _forget() -> None:
+    """Give back what a failed command held, so that the next one finds the memory of a fresh rank."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def rank_main(build: BuildService, spec: RankSpec, settings: object, end: socket.socket) -> None:
+    """The life of a rank process, from fork to exit."""
+    Worker(spec, RankPipe(end)).run(build, settings)
