@@ -1,0 +1,62 @@
+"""What a transport is: the receiver owns memory and hands out landings, the sender pushes into them. No torch.
+
+A transport brings both sides for its kind of landing. Shared memory: `slab.Slab` and `shm.ShmSender`. A transport over
+a network keeps the same slab, registered once, and its sender writes with a notification instead of a memcpy.
+"""
+
+from typing import Protocol, TypeVar
+
+from shared_schema.encode import PushReceipt, ShmLanding
+from shared_schema.encoder_output import EncoderOutput
+
+L = TypeVar("L", bound=ShmLanding)
+L_contra = TypeVar("L_contra", bound=ShmLanding, contravariant=True)
+
+
+class Sender(Protocol[L_contra]):
+    """The encoder leader's side."""
+
+    def push(self, landing: L_contra, payload: EncoderOutput) -> PushReceipt:
+        """Write the payload into its landing.
+
+        Raises:
+            LeaseExpired, WrongRequest, TransportError.
+        """
+
+    def push_bytes(self, landing: L_contra, data: memoryview) -> PushReceipt:
+        """The same for bytes that are no payload: the probe of the way."""
+
+    def forget_removed(self) -> None:
+        """Let go of memory whose owner is gone."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Receiver(Protocol[L]):
+    """The diffusion service's side. Times are Unix seconds."""
+
+    def reserve(self, length: int, request_id: str, lease_s: float, now: float) -> L:
+        """Set room aside.
+
+        Raises:
+            SlabFull: not now. TransportError: never.
+        """
+
+    def renew(self, landing: L, deadline: float) -> L:
+        """Move a deadline."""
+
+    def verify(self, landing: L, checksum: str) -> None:
+        """Prove a finished push, and end its lease."""
+
+    def view(self, landing: L) -> memoryview:
+        """The payload's bytes."""
+
+    def release(self, landing: L) -> None:
+        """Give the memory back; harmless when repeated."""
+
+    def expire(self, now: float) -> list[L]:
+        """End leases that have passed."""
+
+    def close(self) -> None:
+        """Give everything back."""
