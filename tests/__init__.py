@@ -1,0 +1,1 @@
+"""Tests mirror the packages; `end_to_end` and `faults` drive two live services."""

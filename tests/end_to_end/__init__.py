@@ -1,0 +1,1 @@
+"""Tests of the walking pair through HTTP, with two live services on the tiny checkpoint."""

@@ -1,0 +1,59 @@
+"""One live pair for all tests of this folder, the fixture files, and the reference's clips."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from shared_runtime.tiny import tiny_checkpoint
+from tests.end_to_end.clips import EQUAL_CLIPS, HARD_MEDIA
+from tests.end_to_end.pair import Pair, make_pair
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    """The tiny checkpoint's folder."""
+    return tiny_checkpoint()
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Pair]:
+    """Two live services for the whole session; after it nothing of them may be left."""
+    pair = make_pair(tmp_path_factory.mktemp("pair"), str(checkpoint))
+    try:
+        pair.start()
+        yield pair
+    finally:
+        wrong = pair.close()
+        shutil.rmtree(pair.slabs)
+    assert not wrong, "\n".join([*wrong, pair.tails()])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put the end of both logs beside a failure."""
+    report = yield
+    pair = getattr(item, "funcargs", {}).get("pair")
+    if report.failed and isinstance(pair, Pair):
+        report.sections.append(("the services", pair.tails()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, cases: Path) -> Path:
+    """A folder with the reference's `digests.json` and a `.npz` with frames and sound for every clip, made anew."""
+    out = tmp_path_factory.mktemp("reference")
+    wanted = out / "clips.json"
+    wanted.write_text(json.dumps([clip.as_json() for clip in (*EQUAL_CLIPS, *HARD_MEDIA)]))
+    command = [sys.executable, "-m", "tests.end_to_end.reference", str(checkpoint), str(cases), str(wanted), str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return out

@@ -1,0 +1,96 @@
+"""The requests of vLLM-Omni's recipe as they stand, sizes made small for the tiny checkpoint."""
+
+import base64
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import pytest
+
+from tests.end_to_end.clips import file_part
+from tests.end_to_end.pair import Pair
+from tests.end_to_end.plain_media import ReadClip, read_clip
+
+COMMON = {"prompt": "a lighthouse at dusk", "fps": "24", "num_inference_steps": "3", "flow_shift": "12", "seed": "1101"}
+CANVAS = {**COMMON, "width": "128", "height": "64", "aspect_ratio": "16:9"}
+ADAPTIVE = {**COMMON, "aspect_ratio": "adaptive", "short_edge": "64"}
+
+Parts = list[tuple[str, tuple[str, bytes, str]]]
+
+
+def sync(pair: Pair, fields: dict[str, str], parts: Parts | None = None) -> ReadClip:
+    """`curl -X POST $D/v1/videos/sync -F ... -o clip.mp4`, decoded."""
+    files = [*((name, (None, value)) for name, value in fields.items()), *(parts or [])]
+    answer = pair.client.post("/v1/videos/sync", files=files)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "video/mp4"
+    for header in ("x-request-id", "x-video-id", "x-model", "x-inference-time-s", "x-stage-durations"):
+        assert answer.headers[header]
+    return read_clip(answer.content)
+
+
+def extra(task: str, duration: float, more: str = "") -> dict[str, str]:
+    """The field `extra_params`, as the recipe writes it."""
+    return {"extra_params": f'{{"task":"{task}","duration":{duration}{more},"audio_flow_shift":3.0}}'}
+
+
+def test_text_to_video(pair: Pair) -> None:
+    clip = sync(pair, {**CANVAS, **extra("t2va", 8.7)})
+    assert (clip.size, len(clip.frames)) == ("128x64", 209)
+
+
+def test_a_first_frame(pair: Pair, cases: Path) -> None:
+    parts = [file_part(cases / "img_quad.png", "input_reference")]
+    clip = sync(pair, {**CANVAS, **extra("fl2va", 8.7)}, parts)
+    assert (clip.size, len(clip.frames)) == ("128x64", 209)
+
+
+def test_a_first_and_a_last_frame(pair: Pair, cases: Path) -> None:
+    parts = [file_part(cases / name) for name in ("img_quad.png", "ref1.png")]
+    clip = sync(pair, {**CANVAS, **extra("fl2va", 8.7, ',"frame_indices":[0,-1]')}, parts)
+    assert (clip.size, len(clip.frames)) == ("128x64", 209)
+
+
+def test_a_reference_picture(pair: Pair, cases: Path) -> None:
+    clip = sync(pair, {**ADAPTIVE, **extra("ref2va", 8.0)}, [file_part(cases / "ref1.png", "input_reference")])
+    assert (clip.size, len(clip.frames)) == ("128x64", 192)
+
+
+def test_a_reference_picture_and_a_voice_in_a_data_url(pair: Pair, cases: Path) -> None:
+    voice = base64.b64encode((cases / "aud_15s.wav").read_bytes()).decode()
+    fields = {**ADAPTIVE, **extra("ref2va", 15.0), "audio_reference": f'{{"audio_url":"data:audio/wav;base64,{voice}"}}'}
+    clip = sync(pair, fields, [file_part(cases / "ref1.png", "input_reference")])
+    assert (clip.size, len(clip.frames)) == ("128x64", 362)
+
+
+def test_two_reference_videos(pair: Pair, cases: Path, tmp_path: Path) -> None:
+    quicktime = tmp_path / "b.mov"
+    rewrap(cases / "vid_25fps.mp4", quicktime)
+    parts = [file_part(cases / "vid_24fps.mp4"), file_part(quicktime)]
+    clip = sync(pair, {**ADAPTIVE, **extra("ref2va", 15.0)}, parts)
+    assert (clip.size, len(clip.frames)) == ("128x64", 362)
+
+
+@pytest.mark.parametrize("path", ["/v1/videos", "/v1/videos/sync"])
+def test_a_urlencoded_body_is_read_too(pair: Pair, path: str) -> None:
+    fields = {**COMMON, "size": "32x32", "num_inference_steps": "2", "extra_params[duration]": "4"}
+    answer = pair.client.post(path, data=fields)
+    assert answer.status_code == 200, answer.text[:500]
+    if path == "/v1/videos":
+        assert pair.completed(answer.json()["id"])["num_frames"] == 107
+
+
+def rewrap(source: Path, target: Path) -> None:
+    """The same packets in another container."""
+    with av.open(str(source)) as read, av.open(str(target), "w") as written:
+        streams = {stream.index: written.add_stream_from_template(stream) for stream in read.streams}
+        for packet in read.demux():
+            if packet.dts is not None:
+                packet.stream = streams[packet.stream.index]
+                written.mux(packet)
+
+
+def test_rewrapping_keeps_the_video(cases: Path, tmp_path: Path) -> None:
+    rewrap(cases / "vid_25fps.mp4", tmp_path / "b.mov")
+    with av.open(str(tmp_path / "b.mov")) as container:
+        assert container.streams.video[0].average_rate == Fraction(25)

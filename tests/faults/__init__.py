@@ -1,0 +1,1 @@
+"""Tests that stop, kill and freeze the processes of a live pair."""
