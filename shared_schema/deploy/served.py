@@ -1,0 +1,56 @@
+"""What this version cannot do yet, refused in one line each, so that no key is read and then ignored. Pure."""
+
+from collections.abc import Iterator
+
+from shared_schema.deploy.model import Deployment
+from shared_schema.errors import DeployError
+
+ATTENTION_BACKENDS = (None, "TORCH_SDPA")
+
+
+def check_served(deployment: Deployment, lora_path: str | None = None) -> None:
+    """Stop before anything starts if the deployment asks for what comes with a later version.
+
+    Raises:
+        DeployError: the first thing that is not served yet, and the value that is.
+    """
+    for refusal in _refusals(deployment, lora_path):
+        raise DeployError(refusal)
+
+
+def _refusals(deployment: Deployment, lora_path: str | None) -> Iterator[str]:
+    encoder, diffusion = deployment.encoder, deployment.diffusion
+    if deployment.connector == "NixlConnector":
+        yield "NixlConnector is not served yet: let both ends of the edge name a SharedMemoryConnector"
+    if deployment.distributed_executor_backend == "ray":
+        yield "distributed_executor_backend: ray is not served yet: use mp"
+    for stage in (encoder, diffusion):
+        if stage.world_size > 1:
+            yield f"stage {stage.stage_id} asks for {stage.world_size} ranks, this version runs one: set degrees to 1"
+        if stage.load_format != "safetensors":
+            yield f"stages[{stage.stage_id}].load_format: {stage.load_format} is not served yet: use safetensors"
+    if diffusion.text_only:
+        yield "the text-only split is not served yet: set stages[1].model_loaded.vae_encoder: false"
+    if diffusion.diffusion_quantization_config is not None:
+        yield "stages[1].diffusion_quantization_config is not served yet: leave it out"
+    offloads = (diffusion.enable_cpu_offload, diffusion.enable_layerwise_offload)
+    if (
+        any(offloads)
+        or diffusion.enable_distributed_layerwise_offload
+        or diffusion.diffusion_offload_config is not None
+    ):
+        yield "offload of stage 1 is not served yet: leave its keys out"
+    if diffusion.diffusion_attention_backend not in ATTENTION_BACKENDS:
+        backend = diffusion.diffusion_attention_backend
+        yield f"stages[1].diffusion_attention_backend: {backend} is not served yet: use TORCH_SDPA or leave it out"
+    if lora_path is not None:
+        yield "--lora-path is not served yet: leave it out"
+
+
+def unused_keys(deployment: Deployment) -> list[str]:
+    """Keys that the file gives, that are read so that files load, and that change nothing; logged once at start."""
+    unused = ["trust_remote_code"] if deployment.trust_remote_code else []
+    for stage in deployment.stages:
+        if stage.gpu_memory_utilization is not None:
+            unused.append(f"stages[{stage.stage_id}].gpu_memory_utilization")
+    return unused

@@ -1,0 +1,79 @@
+"""What a service is started with: the command line with nothing left open, and the meaning of `--task-type`. Pure."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from shared_schema.deploy.model import Deployment
+from shared_schema.tasks import Task
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+TaskType = Literal["auto", "combined", "t2va", "fl2va", "ref2va"]
+Partition = Literal["transformer", "transformer_ref"]
+
+PARTITION_TASKS: dict[Partition, frozenset[Task]] = {
+    "transformer": frozenset({Task.T2VA, Task.FL2VA}),
+    "transformer_ref": frozenset({Task.REF2VA}),
+}
+"""What each folder of transformer weights can make."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What both services are started with."""
+
+    model: str
+    """`tiny`, a folder, or a hub id."""
+    deployment: Deployment
+    host: str
+    port: int
+    log_level: LogLevel
+    served_model_name: str | None
+    """None: the hub id, or the folder's name."""
+    advertise_url: str | None
+    internal_token: str | None = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Where others reach this service: `advertise_url`, else what it listens on."""
+        if self.advertise_url is not None:
+            return self.advertise_url
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class EncoderSettings(ServerSettings):
+    """What `h3-encoder` is started with."""
+
+    insecure_internal: bool
+    """Listen on another address than loopback without a token."""
+
+
+@dataclass(frozen=True)
+class DiffusionSettings(ServerSettings):
+    """What `h3-diffusion` is started with."""
+
+    encoder_urls: tuple[str, ...]
+    """Without a trailing slash; least busy first."""
+    state_dir: Path
+    task_type: TaskType
+    lora_path: str | None
+
+
+def partitions_for(task_type: TaskType, *, both_fit: bool) -> tuple[Partition, ...]:
+    """Which transformers to load. `auto` is both where both fit, else the one for t2va and fl2va."""
+    match task_type:
+        case "t2va" | "fl2va":
+            return ("transformer",)
+        case "ref2va":
+            return ("transformer_ref",)
+        case "combined":
+            return ("transformer", "transformer_ref")
+        case "auto":
+            return ("transformer", "transformer_ref") if both_fit else ("transformer",)
+
+
+def tasks_served(partitions: tuple[Partition, ...]) -> frozenset[Task]:
+    """What a service with these transformers can make; a request for another task is rejected."""
+    return frozenset(task for partition in partitions for task in PARTITION_TASKS[partition])
