@@ -1,4 +1,4 @@
-"""Two live services as a test sees them: started by the documented commands, watched, stopped, searched for leftovers."""
+"""Two live services as a test sees them: started by command, watched, stopped, searched for leftovers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Reads fixture files with plain PyAV and Pillow, apart from the product's own code; for the reference and the tests."""
+"""Reads fixture files with plain PyAV and Pillow, apart from the product's own code."""
 
 import io
 import math
@@ -75,6 +75,8 @@ def read_clip(data: bytes) -> ReadClip:
     with av.open(io.BytesIO(data)) as container:
         stream = container.streams.audio[0]
         if (stream.codec_context.sample_rate, stream.codec_context.channels) != (SAMPLE_RATE, 2):
-            raise ValueError(f"sound is {stream.codec_context.sample_rate} Hz, {stream.codec_context.channels} channels")
+            raise ValueError(
+                f"sound is {stream.codec_context.sample_rate} Hz, {stream.codec_context.channels} channels"
+            )
         sound = np.concatenate([frame.to_ndarray() for frame in container.decode(stream)], axis=1)
     return ReadClip(frames, sound, fps)

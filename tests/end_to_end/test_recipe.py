@@ -58,7 +58,11 @@ def test_a_reference_picture(pair: Pair, cases: Path) -> None:
 
 def test_a_reference_picture_and_a_voice_in_a_data_url(pair: Pair, cases: Path) -> None:
     voice = base64.b64encode((cases / "aud_15s.wav").read_bytes()).decode()
-    fields = {**ADAPTIVE, **extra("ref2va", 15.0), "audio_reference": f'{{"audio_url":"data:audio/wav;base64,{voice}"}}'}
+    fields = {
+        **ADAPTIVE,
+        **extra("ref2va", 15.0),
+        "audio_reference": f'{{"audio_url":"data:audio/wav;base64,{voice}"}}',
+    }
     clip = sync(pair, fields, [file_part(cases / "ref1.png", "input_reference")])
     assert (clip.size, len(clip.frames)) == ("128x64", 362)
 
