@@ -2,15 +2,10 @@
 
 No torch and no NumPy: shapes, counts and the layout's integers are checked here. What needs the values (roles,
 finiteness, checksum) is checked by `shared_runtime.transport.codec`, on the same `EncoderOutput`.
-
-The packed layout is vLLM-Omni's: 15 words, then visual shapes, audio lengths, blocks and keyframes. Version 2 lists
-conditions grouped as images, videos, audios; version 3 lists them in request order. Both are read; version 2 is
-written where the request's order already is that.
 """
 
 import struct
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -20,21 +15,35 @@ from shared_schema.errors import (
     RowsMismatch,
     SlotMissing,
     SlotUnexpected,
-    UnknownSchema,
     WrongBytes,
     WrongDtype,
     WrongShape,
 )
-from shared_schema.tasks import (
-    AUDIO_CHANNELS,
-    CANVAS_MULTIPLE,
-    PATCH,
-    VAE_RATIO,
-    Task,
-    audio_latents,
-    is_aligned,
-    video_latents,
-)
+from shared_schema.layout import LAYOUT, Block, BlockKind, Layout
+from shared_schema.tasks import PATCH
+
+__all__ = [
+    "ALIGNMENT",
+    "AUDIO",
+    "AUDIO_WIDTH",
+    "ITEM_BYTES",
+    "LAYOUT",
+    "ROLES",
+    "SLOT_DTYPES",
+    "TEXT",
+    "TEXT_ONLY_SLOTS",
+    "VISUAL",
+    "VISUAL_WIDTH",
+    "Block",
+    "BlockKind",
+    "Dtype",
+    "EncoderOutput",
+    "Layout",
+    "Manifest",
+    "SlotName",
+    "SlotSpec",
+    "slot_bytes",
+]
 
 SlotName = Literal[
     "hidden_states.output",
@@ -47,7 +56,6 @@ TEXT: SlotName = "hidden_states.output"
 ROLES: SlotName = "meta.token_role_ids"
 VISUAL: SlotName = "embed.embedding"
 AUDIO: SlotName = "embed.speech_feat"
-LAYOUT: SlotName = "kv_metadata.minimax_h3_encoder_layout"
 
 Dtype = Literal["BF16", "F32", "I64"]
 """Names as safetensors writes them."""
@@ -62,198 +70,6 @@ VISUAL_WIDTH = 24 * PATCH * PATCH
 AUDIO_WIDTH = 32
 ALIGNMENT = 64
 """Bytes: every slot begins on a cache line of the landing."""
-
-_SCHEMA_ID = 1
-_TASK_WORDS: dict[Task, int] = {Task.T2VA: 1, Task.FL2VA: 2, Task.REF2VA: 3}
-_HEAD = 15
-
-
-class BlockKind(IntEnum):
-    """What one condition is, as the layout's blocks name it."""
-
-    IMAGE = 1
-    SILENT_VIDEO = 2
-    VIDEO = 3
-    AUDIO = 4
-
-
-_GROUP = {BlockKind.IMAGE: 0, BlockKind.SILENT_VIDEO: 1, BlockKind.VIDEO: 1, BlockKind.AUDIO: 2}
-
-
-@dataclass(frozen=True)
-class Block:
-    """One condition: its kind and its latent geometry (per channel for sound, before patching for pictures)."""
-
-    kind: BlockKind
-    audio_t: int = 0
-    latent_t: int = 0
-    latent_h: int = 0
-    latent_w: int = 0
-
-    @property
-    def visual_shape(self) -> tuple[int, int, int] | None:
-        """(T, H, W) of the latents, or None for sound."""
-        if self.kind is BlockKind.AUDIO:
-            return None
-        return (self.latent_t or 1, self.latent_h, self.latent_w)
-
-    @property
-    def visual_rows(self) -> int:
-        """Rows of `embed.embedding` that this block fills."""
-        shape = self.visual_shape
-        return 0 if shape is None else shape[0] * (shape[1] // PATCH) * (shape[2] // PATCH)
-
-    @property
-    def has_sound(self) -> bool:
-        """Whether audio rows belong to this block."""
-        return self.kind in (BlockKind.VIDEO, BlockKind.AUDIO)
-
-    def check(self) -> None:
-        """Raise `LayoutInvalid` where the numbers cannot belong to the kind."""
-        image = self.kind is BlockKind.IMAGE
-        if self.has_sound != (self.audio_t > 0) or self.audio_t < 0:
-            raise LayoutInvalid(f"block {self.kind.name} has audio length {self.audio_t}", slot=LAYOUT)
-        if self.kind is BlockKind.AUDIO:
-            if (self.latent_t, self.latent_h, self.latent_w) != (0, 0, 0):
-                raise LayoutInvalid("an audio block has no latent picture", slot=LAYOUT)
-            return
-        if self.latent_h <= 0 or self.latent_w <= 0 or self.latent_h % PATCH or self.latent_w % PATCH:
-            raise LayoutInvalid(f"latent sides {self.latent_h}x{self.latent_w} are not positive and even", slot=LAYOUT)
-        if image != (self.latent_t == 0) or self.latent_t < 0:
-            raise LayoutInvalid(f"block {self.kind.name} has {self.latent_t} latent frames", slot=LAYOUT)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a payload conditions on: task, geometry, and one block per condition in the order of the rows."""
-
-    task: Task
-    height: int
-    width: int
-    num_frames: int
-    blocks: tuple[Block, ...] = ()
-    keyframes: tuple[int, ...] = ()
-    """For `fl2va`: 0 or -1 for every block."""
-
-    @property
-    def visual_rows(self) -> int:
-        """Rows of `embed.embedding`."""
-        return sum(block.visual_rows for block in self.blocks)
-
-    @property
-    def audio_rows(self) -> int:
-        """Rows of `embed.speech_feat`: both channels of every sound."""
-        return AUDIO_CHANNELS * sum(block.audio_t for block in self.blocks)
-
-    @property
-    def version(self) -> int:
-        """2 where the blocks are grouped as images, videos, audios; 3 where the request mixed them."""
-        groups = [_GROUP[block.kind] for block in self.blocks]
-        return 2 if groups == sorted(groups) else 3
-
-    def check(self) -> None:
-        """Raise `LayoutInvalid` where the layout breaks a rule of the model."""
-        for side in (self.height, self.width):
-            if side <= 0 or side % CANVAS_MULTIPLE:
-                raise LayoutInvalid(f"a canvas side is a multiple of {CANVAS_MULTIPLE}, not {side}", slot=LAYOUT)
-        if not is_aligned(self.num_frames):
-            raise LayoutInvalid(f"{self.num_frames} frames are not 17n + 5 within the limits", slot=LAYOUT)
-        for block in self.blocks:
-            block.check()
-        match self.task:
-            case Task.T2VA:
-                self._check_text()
-            case Task.FL2VA:
-                self._check_keyframes()
-            case Task.REF2VA:
-                self._check_references()
-
-    def _check_text(self) -> None:
-        if self.blocks or self.keyframes:
-            raise LayoutInvalid("a t2va layout carries no condition", slot=LAYOUT)
-
-    def _check_keyframes(self) -> None:
-        size = (self.height // VAE_RATIO, self.width // VAE_RATIO)
-        if self.keyframes not in ((0,), (-1,), (0, -1)) or len(self.blocks) != len(self.keyframes):
-            raise LayoutInvalid(f"keyframes {self.keyframes} with {len(self.blocks)} blocks", slot=LAYOUT)
-        if any(b.kind is not BlockKind.IMAGE or (b.latent_h, b.latent_w) != size for b in self.blocks):
-            raise LayoutInvalid("a keyframe is an image of the canvas' size", slot=LAYOUT)
-
-    def _check_references(self) -> None:
-        if self.keyframes:
-            raise LayoutInvalid("a ref2va layout has no keyframes", slot=LAYOUT)
-        if all(block.kind is BlockKind.AUDIO for block in self.blocks):
-            raise LayoutInvalid("a ref2va layout has at least one image or video", slot=LAYOUT)
-
-    def pack(self) -> tuple[int, ...]:
-        """The layout's words."""
-        shapes = [block.visual_shape for block in self.blocks if block.visual_shape is not None]
-        lengths = [block.audio_t for block in self.blocks if block.has_sound]
-        head = [
-            _SCHEMA_ID,
-            self.version,
-            _TASK_WORDS[self.task],
-            self.height,
-            self.width,
-            self.num_frames,
-            video_latents(self.num_frames),
-            audio_latents(self.num_frames),
-            len(shapes),
-            len(lengths),
-            len(self.blocks),
-            len(self.keyframes),
-            0,
-            0,
-            0,
-        ]
-        words = [word for shape in shapes for word in shape] + lengths
-        for b in self.blocks:
-            words += [int(b.kind), b.audio_t, b.latent_t, b.latent_h, b.latent_w]
-        return (*head, *words, *self.keyframes)
-
-    @classmethod
-    def unpack(cls, words: tuple[int, ...]) -> Self:
-        """Read and check the words of a layout.
-
-        Raises:
-            UnknownSchema: schema id or version is not read here.
-            LayoutInvalid: the words contradict each other or a rule of the model.
-        """
-        if len(words) < _HEAD:
-            raise LayoutInvalid(f"a layout has at least {_HEAD} words, not {len(words)}", slot=LAYOUT)
-        if words[0] != _SCHEMA_ID or words[1] not in (2, 3):
-            raise UnknownSchema(f"layout schema {words[0]} version {words[1]} is not read here", slot=LAYOUT)
-        counts = words[8:12]
-        shapes, lengths, block_count, keyframe_count = counts
-        length = _HEAD + 3 * shapes + lengths + 5 * block_count + keyframe_count
-        if min(counts) < 0 or length != len(words) or words[12:_HEAD] != (0, 0, 0):
-            raise LayoutInvalid(f"{len(words)} words do not fit the counts {counts} and edit words 0", slot=LAYOUT)
-        start = _HEAD + 3 * shapes + lengths
-        layout = cls(
-            task=_task_of(words[2]),
-            height=words[3],
-            width=words[4],
-            num_frames=words[5],
-            blocks=tuple(_block_of(words[i : i + 5]) for i in range(start, start + 5 * block_count, 5)),
-            keyframes=words[len(words) - keyframe_count :],
-        )
-        layout.check()
-        if (words[1], *layout.pack()[2:]) != (words[1], *words[2:]) or layout.version > words[1]:
-            raise LayoutInvalid("shapes, lengths and latent counts do not follow from the blocks", slot=LAYOUT)
-        return layout
-
-
-def _task_of(word: int) -> Task:
-    for task, number in _TASK_WORDS.items():
-        if number == word:
-            return task
-    raise LayoutInvalid(f"task {word} is not 1, 2 or 3", slot=LAYOUT)
-
-
-def _block_of(words: tuple[int, ...]) -> Block:
-    if words[0] not in tuple(BlockKind):
-        raise LayoutInvalid(f"block kind {words[0]} is not 1 to 4", slot=LAYOUT)
-    return Block(BlockKind(words[0]), *words[1:])
 
 
 class SlotSpec(BaseModel):
@@ -282,21 +98,24 @@ class Manifest(BaseModel):
     text_only: bool = False
 
     @classmethod
-    def plan(cls, shapes: dict[SlotName, tuple[int, ...]], layout: Layout | None) -> Self:
+    def plan(cls, shapes: Mapping[SlotName, tuple[int, ...]], layout: Layout | None) -> Self:
         """Place slots one after the other, each on an `ALIGNMENT` boundary, in the schema's order.
 
         `shapes` names every slot but the layout's own, whose shape follows from `layout` (None: text only).
         """
-        words = () if layout is None else layout.pack()
-        names = TEXT_ONLY_SLOTS if layout is None else tuple(SLOT_DTYPES)
+        return cls.place(shapes, None if layout is None else layout.pack())
+
+    @classmethod
+    def place(cls, shapes: Mapping[SlotName, tuple[int, ...]], words: tuple[int, ...] | None) -> Self:
+        """`plan` for a layout that exists as words already, which are kept as they are."""
         specs, cursor = [], 0
-        for name in names:
-            shape = (len(words),) if name == LAYOUT else shapes[name]
+        for name in TEXT_ONLY_SLOTS if words is None else tuple(SLOT_DTYPES):
+            shape = (len(words or ()),) if name == LAYOUT else shapes[name]
             nbytes = slot_bytes(SLOT_DTYPES[name], shape)
             specs.append(SlotSpec(name=name, dtype=SLOT_DTYPES[name], shape=shape, offset=cursor, nbytes=nbytes))
-            cursor += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            cursor += _padded(nbytes)
         manifest = cls(
-            slots=tuple(specs), nbytes=cursor, layout=words, text_dim=shapes[TEXT][-1], text_only=layout is None
+            slots=tuple(specs), nbytes=cursor, layout=words or (), text_dim=shapes[TEXT][-1], text_only=words is None
         )
         manifest.check()
         return manifest
@@ -330,6 +149,8 @@ class Manifest(BaseModel):
             raise RowsMismatch(f"{self.slot(ROLES).shape[0]} roles for {tokens} tokens", slot=ROLES)
         if not self.text_only:
             self._check_rows()
+        elif self.layout:
+            raise LayoutInvalid("a text-only payload carries no layout", slot=LAYOUT)
 
     def _check_names(self, expected: tuple[SlotName, ...]) -> None:
         names = [spec.name for spec in self.slots]
@@ -365,10 +186,13 @@ class Manifest(BaseModel):
 
     def _check_places(self) -> None:
         cursor = 0
-        for spec in sorted(self.slots, key=lambda s: (s.offset, s.nbytes)):
-            if spec.offset < cursor or spec.offset % ALIGNMENT or spec.offset + spec.nbytes > self.nbytes:
-                raise WrongBytes(f"slot {spec.name} does not fit its place in the payload", slot=spec.name)
-            cursor = spec.offset + spec.nbytes
+        for name in TEXT_ONLY_SLOTS if self.text_only else tuple(SLOT_DTYPES):
+            spec = self.slot(name)
+            if spec.offset != cursor:
+                raise WrongBytes(f"slot {name} is at byte {spec.offset} of the payload, not {cursor}", slot=name)
+            cursor += _padded(spec.nbytes)
+        if cursor != self.nbytes:
+            raise WrongBytes(f"the slots take {cursor} bytes, the manifest says {self.nbytes}")
 
     def _check_rows(self) -> None:
         layout = Layout.unpack(self.layout)
@@ -378,6 +202,10 @@ class Manifest(BaseModel):
         if self.slot(AUDIO).shape[0] != layout.audio_rows:
             found = self.slot(AUDIO).shape[0]
             raise RowsMismatch(f"{found} audio rows where the layout has {layout.audio_rows}", slot=AUDIO)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def slot_bytes(dtype: Dtype, shape: tuple[int, ...]) -> int:

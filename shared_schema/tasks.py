@@ -6,6 +6,7 @@ Source of the rules: MiniMax-H3's released configuration as diffusers 0.42 reads
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 
 FPS = 24
 SAMPLE_RATE = 32_000
@@ -118,7 +119,7 @@ def frames_for_seconds(seconds: float) -> int:
     Raises:
         ValueError: not 4 to 15 s, and not a duration whose rounding is 362 frames.
     """
-    frames = round(seconds * FPS)
+    frames = round(seconds * FPS) if isfinite(seconds) else 0
     if not (MIN_SECONDS <= seconds <= MAX_SECONDS or frames == MAX_FRAMES):
         raise ValueError(f"a clip lasts {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds, not {seconds:g}")
     return align_frames(frames)
@@ -163,7 +164,8 @@ def aspect_ratio(text: str) -> tuple[float, float]:
     try:
         width, height = float(left), float(right) if colon else 1.0
     except ValueError:
-        raise ValueError(f"an aspect ratio is one of {', '.join(ASPECT_RATIOS)}, w:h or a number, not {text!r}") from None
+        names = ", ".join(ASPECT_RATIOS)
+        raise ValueError(f"an aspect ratio is one of {names}, w:h or a number, not {text!r}") from None
     if not (width > 0 and height > 0 and 1 / MAX_ASPECT <= width / height <= MAX_ASPECT):
         raise ValueError(f"an aspect ratio is between 1:4 and 4:1, not {text!r}")
     return width, height
@@ -196,9 +198,8 @@ def is_legal_canvas(canvas: Canvas, limits: CanvasLimits) -> bool:
     """Whether a clip may have this size: within the limits, or a size that the ratio rule itself yields."""
     if canvas.height <= 0 or canvas.width <= 0 or canvas.height % CANVAS_MULTIPLE or canvas.width % CANVAS_MULTIPLE:
         return False
-    if not 1 / MAX_ASPECT <= canvas.width / canvas.height <= MAX_ASPECT:
-        return False
-    return canvas.height * canvas.width <= limits.max_pixels or _rule_yields(canvas, limits)
+    in_shape = 1 / MAX_ASPECT <= canvas.width / canvas.height <= MAX_ASPECT
+    return (in_shape and canvas.height * canvas.width <= limits.max_pixels) or _rule_yields(canvas, limits)
 
 
 def _rule_yields(canvas: Canvas, limits: CanvasLimits) -> bool:
@@ -207,7 +208,7 @@ def _rule_yields(canvas: Canvas, limits: CanvasLimits) -> bool:
     low = max((canvas.width - half) ** 2 / area, area / (canvas.height + half) ** 2, 1 / MAX_ASPECT)
     high = min((canvas.width + half) ** 2 / area, area / (canvas.height - half) ** 2, MAX_ASPECT)
     capped = [low, (low + high) / 2, high] if low <= high else []
-    uncapped = canvas.width / canvas.height
+    uncapped = min(max(canvas.width / canvas.height, 1 / MAX_ASPECT), MAX_ASPECT)
     return any(canvas_for_ratio(ratio, 1, limits) == canvas for ratio in [*capped, uncapped])
 
 
