@@ -1,0 +1,82 @@
+# Handles for people: make setup, demo, serve, test, check. `.ci/run` uses the same ones.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
+endif
+# Another torch build, for example: TORCH_SPEC='torch==2.14.1 torchvision==0.29.1' TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_SPEC ?=
+TORCH_INDEX ?=
+DISK_GB ?= 12
+MEMORY_GB ?= 4
+
+MODEL ?= tiny
+DEPLOY ?= $(if $(filter tiny,$(MODEL)),tiny,minimax_h3_disaggregated)
+OVERRIDES ?=
+LORA ?=
+TASK ?=
+TESTS ?= tests
+
+# Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help requirements setup demo serve test check
+help:
+	@echo "make setup   make $(VENV) from constraints.txt"
+	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/"
+	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK=)"
+	@echo "make test    run the tests (TESTS=tests/shared_schema for a part)"
+	@echo "make check   lint, formatting, types, import contracts, architecture"
+
+requirements:
+	@fail() { echo "setup: $$1" >&2; exit 1; }; \
+	[ "$$(uname -s)" = Linux ] || fail "this runs on Linux or WSL2, not on $$(uname -s)"; \
+	[ -n "$(PYTHON)" ] || fail "needs Python 3.11 or 3.12 with venv; name one: make setup PYTHON=/path/to/python3.11"; \
+	version=$$("$(PYTHON)" -c 'import platform, sys, venv, ensurepip; print(platform.python_version()); sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null) \
+		|| fail "$(PYTHON) is not Python 3.11 or 3.12 with venv (Debian: apt install python3-venv)"; \
+	disk=$$(df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}'); \
+	[ "$$disk" -ge $(DISK_GB) ] || fail "needs $(DISK_GB) GiB of free disk here, found $$disk (DISK_GB=0 skips this)"; \
+	memory=$$(awk '/^MemTotal/ {print int($$2 / 1048576)}' /proc/meminfo); \
+	[ "$$memory" -ge $(MEMORY_GB) ] || fail "needs $(MEMORY_GB) GiB of memory, found $$memory (MEMORY_GB=0 skips this)"; \
+	echo "setup: $(PYTHON) $$version, $$disk GiB of disk, $$memory GiB of memory"
+
+setup: requirements
+	"$(PYTHON)" -m venv $(VENV)
+	@pins=constraints.txt; \
+	if [ -n "$(TORCH_SPEC)" ]; then \
+		pins=$(VENV)/constraints.txt; \
+		grep -vE '^(torch|torchvision|triton|nvidia-.*|cuda-.*)==' constraints.txt > $$pins; \
+		echo "setup: torch build $(TORCH_SPEC)"; \
+		$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH_SPEC); \
+		$(BIN)/python -m pip freeze | grep -E '^(torch|torchvision)==' >> $$pins; \
+	fi; \
+	extras=dev,nixl; \
+	if ! $(BIN)/python -m pip install -q --dry-run --no-deps --only-binary :all: -c $$pins nixl nixl-cu12 nixl-cu13 >/dev/null 2>&1; then \
+		extras=dev; \
+		echo "setup: no NIXL wheel for this Python and machine: NixlConnector is not available here, SharedMemoryConnector is"; \
+	fi; \
+	echo "setup: installing with extras $$extras; torch is the large part, this takes minutes"; \
+	$(BIN)/python -m pip install -q -c $$pins -e ".[$$extras]"
+	@echo "setup: done. Next: make demo"
+
+demo:
+	$(BIN)/python -m video_client.demo
+
+serve:
+	$(BIN)/python -m video_client.pair --model "$(MODEL)" --deploy-config "$(DEPLOY)" \
+		$(if $(OVERRIDES),--stage-overrides '$(OVERRIDES)') $(if $(LORA),--lora-path "$(LORA)") $(if $(TASK),--task-type "$(TASK)")
+
+test:
+	$(BIN)/python -m pytest $(TESTS)
+
+check:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/test_architecture.py
