@@ -4,6 +4,7 @@ The vocabulary is vLLM-Omni's, so that files which people have today load unchan
 What spans several keys is in `checks.py`, what this version cannot do yet in `served.py`.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
@@ -293,7 +294,7 @@ class ServiceSettings(Settings):
     max_body_bytes: PositiveInt = 1152 * 2**20
     """A whole request: a client's own encoder_output is up to 1 GiB."""
     media_caps: MediaCaps = MediaCaps()
-    slab_folder: str = "/dev/shm/minimax-h3"
+    slab_folder: Path = Path("/dev/shm/minimax-h3")
     slab_bytes: PositiveInt = 2 * 2**30
     lease_s: PositiveFloat = 60
     """How long a landing, and an encoding that waits for its push, stay without renewal."""
@@ -306,7 +307,8 @@ class ServiceSettings(Settings):
     """Loading, compile and warm-up of a rank group."""
     internal_token: SecretStr | None = None
     """Shared by both services; needed to listen on another address than loopback."""
-    internal_token_file: str | None = None
+    internal_token_file: Path | None = None
+    """Instead of `internal_token`: a file that holds it."""
 
 
 class Deployment(Settings):

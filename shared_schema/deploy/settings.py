@@ -33,14 +33,6 @@ class ServerSettings:
     advertise_url: str | None
     internal_token: str | None = field(repr=False)
 
-    @property
-    def url(self) -> str:
-        """Where others reach this service: `advertise_url`, else what it listens on."""
-        if self.advertise_url is not None:
-            return self.advertise_url
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
-
 
 @dataclass(frozen=True)
 class EncoderSettings(ServerSettings):

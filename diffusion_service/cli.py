@@ -1,0 +1,85 @@
+"""`h3-diffusion`: reads and checks every setting of the diffusion service, then starts it. Runs in the API process."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from shared_runtime.command_line import (
+    Command,
+    Flag,
+    check_gpus,
+    check_port,
+    common_flags,
+    deployment_of,
+    http_url,
+    read_command,
+    server_arguments,
+)
+from shared_runtime.gpus import count_gpus, visible_gpus
+from shared_schema.deploy.load import resolved_text
+from shared_schema.deploy.model import Deployment
+from shared_schema.deploy.served import check_served
+from shared_schema.deploy.settings import DiffusionSettings, TaskType
+from shared_schema.errors import DeployError
+
+PROGRAM = "h3-diffusion"
+FLAGS = (
+    *common_flags(port="8000"),
+    Flag("encoder-url", "URL of an encoder service; may be repeated", default="http://127.0.0.1:8001", kind="repeated"),
+    Flag("state-dir", "folder for jobs, uploads and clips", default="state"),
+    Flag("task-type", "|".join(get_args(TaskType)), default="auto"),
+    Flag("lora-path", "a Turbo adapter, or a folder that holds exactly one"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start the service and return its exit code: 2, after one line on stderr, for wrong settings."""
+    try:
+        command = read_command(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, os.environ)
+        deployment = deployment_of(command, 1)
+        if command.action == "show-config":
+            sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")
+            return 0
+        settings = diffusion_settings(command, deployment)
+        check_startable(settings, os.environ)
+        from diffusion_service.app import run  # everything above must fail before this loads FastAPI
+
+        run(settings)
+    except DeployError as error:
+        sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
+        return 2
+    return 0
+
+
+def diffusion_settings(command: Command, deployment: Deployment) -> DiffusionSettings:
+    """The command line with nothing left open.
+
+    Raises:
+        DeployError: a value is missing or wrong.
+    """
+    state_dir = command.needed("state-dir")
+    if Path(state_dir.text).exists() and not Path(state_dir.text).is_dir():
+        raise state_dir.wrong("is a folder")
+    task_types: tuple[TaskType, ...] = get_args(TaskType)
+    return DiffusionSettings(
+        **server_arguments(command, deployment),
+        encoder_urls=tuple(http_url(url) for url in command.all("encoder-url")),
+        state_dir=Path(state_dir.text),
+        task_type=command.choice("task-type", task_types),
+        lora_path=command.text("lora-path"),
+    )
+
+
+def check_startable(settings: DiffusionSettings, environment: Mapping[str, str]) -> None:
+    """What can be known before a rank starts: GPUs, port, and what this version serves.
+
+    Raises:
+        DeployError: the service could not run.
+    """
+    stage = settings.deployment.diffusion
+    if not stage.on_cpu:
+        check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), count_gpus()))
+    check_served(settings.deployment, settings.lora_path)
+    check_port(settings.host, settings.port)

@@ -1,0 +1,75 @@
+"""`h3-encoder`: reads and checks every setting of the encoder service, then starts it. Runs in the API process."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from shared_runtime.command_line import (
+    Command,
+    Flag,
+    check_gpus,
+    check_port,
+    common_flags,
+    deployment_of,
+    is_loopback,
+    read_command,
+    server_arguments,
+)
+from shared_runtime.gpus import count_gpus, visible_gpus
+from shared_schema.deploy.load import resolved_text
+from shared_schema.deploy.model import Deployment
+from shared_schema.deploy.served import check_served
+from shared_schema.deploy.settings import EncoderSettings
+from shared_schema.errors import DeployError
+
+PROGRAM = "h3-encoder"
+FLAGS = (
+    *common_flags(port="8001"),
+    Flag("insecure-internal", "listen on another address than loopback without a shared token", kind="switch"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start the service and return its exit code: 2, after one line on stderr, for wrong settings."""
+    try:
+        command = read_command(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, os.environ)
+        deployment = deployment_of(command, 0)
+        if command.action == "show-config":
+            sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")
+            return 0
+        settings = encoder_settings(command, deployment)
+        check_startable(settings, os.environ)
+        from encoder_service.app import run  # everything above must fail before this loads FastAPI
+
+        run(settings)
+    except DeployError as error:
+        sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
+        return 2
+    return 0
+
+
+def encoder_settings(command: Command, deployment: Deployment) -> EncoderSettings:
+    """The command line with nothing left open.
+
+    Raises:
+        DeployError: a value is missing or wrong.
+    """
+    server = server_arguments(command, deployment)
+    insecure = command.switch("insecure-internal")
+    if not (is_loopback(server["host"]) or insecure or server["internal_token"]):
+        fix = "set service.internal_token in the deploy file of both services, or pass --insecure-internal"
+        raise DeployError(f"--host {server['host']} opens the encoder to other machines: {fix}", param="--host")
+    return EncoderSettings(**server, insecure_internal=insecure)
+
+
+def check_startable(settings: EncoderSettings, environment: Mapping[str, str]) -> None:
+    """What can be known before a rank starts: GPUs, port, and what this version serves.
+
+    Raises:
+        DeployError: the service could not run.
+    """
+    stage = settings.deployment.encoder
+    if not stage.on_cpu:
+        check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), count_gpus()))
+    check_served(settings.deployment)
+    check_port(settings.host, settings.port)

@@ -1,0 +1,305 @@
+"""The command lines of both services: each flag once, also as an environment variable; runs before heavy imports.
+
+A flag wins over its variable, a variable over the deploy file. Everything wrong is a `DeployError` of one line.
+"""
+
+import argparse
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn, TypedDict, TypeVar, get_args
+from urllib.parse import urlsplit
+
+from shared_schema.deploy.load import load_deployment
+from shared_schema.deploy.model import Deployment, ServiceSettings, Stage
+from shared_schema.deploy.settings import LogLevel
+from shared_schema.errors import DeployError
+
+Choice = TypeVar("Choice", bound=str)
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One setting of the command line."""
+
+    name: str
+    help: str
+    default: str | None = None
+    kind: Literal["value", "repeated", "switch"] = "value"
+    """A repeated flag's variable separates its values by commas."""
+
+    @property
+    def option(self) -> str:
+        """As it is typed: `--encoder-url`."""
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable: `H3_ENCODER_URL`."""
+        return f"H3_{self.name.upper().replace('-', '_')}"
+
+
+def common_flags(port: str) -> tuple[Flag, ...]:
+    """What both services know; `port` is the service's own default."""
+    levels = "|".join(get_args(LogLevel))
+    return (
+        Flag("model", "tiny, a folder in the released layout, or a hub id"),
+        Flag("deploy-config", "a deploy file, or the name of a preset"),
+        Flag("stage-overrides", """JSON laid over the stages: '{"1":{"ulysses_degree":1}}'"""),
+        Flag("devices", "replaces the own stage's devices: 0,1 or cpu,cpu"),
+        Flag("host", "address to listen on", default="127.0.0.1"),
+        Flag("port", "port to listen on", default=port),
+        Flag("log-level", levels, default="info"),
+        Flag("served-model-name", "what clients call the model; default: hub id or folder name"),
+        Flag("advertise-url", "URL under which the other service reaches this one"),
+    )
+
+
+@dataclass(frozen=True)
+class Given:
+    """One setting as text, and where it came from."""
+
+    text: str
+    source: str
+
+    def wrong(self, rule: str) -> DeployError:
+        """This value breaks `rule`."""
+        return DeployError(f"{self.source}: {rule}, not {self.text!r}", param=self.source)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, read and not yet understood."""
+
+    action: Literal["serve", "show-config"]
+    as_json: bool
+    values: Mapping[str, tuple[Given, ...]]
+    """By flag name, defaults included; empty when nothing says."""
+
+    def all(self, name: str) -> tuple[Given, ...]:
+        """Every value of a repeated flag."""
+        return self.values[name]
+
+    def one(self, name: str) -> Given | None:
+        """The value of a flag, if anything gives it."""
+        return self.values[name][-1] if self.values[name] else None
+
+    def text(self, name: str) -> str | None:
+        """As `one`, the text alone."""
+        given = self.one(name)
+        return None if given is None else given.text
+
+    def needed(self, name: str) -> Given:
+        """As `one`.
+
+        Raises:
+            DeployError: nothing gives it.
+        """
+        given = self.one(name)
+        if given is None:
+            variable = f"H3_{name.upper().replace('-', '_')}"
+            raise DeployError(f"--{name} is missing: give it, or set {variable}", param=f"--{name}")
+        return given
+
+    def switch(self, name: str) -> bool:
+        """Whether a switch is on."""
+        given = self.one(name)
+        if given is None:
+            return False
+        if given.text.lower() not in SWITCH:
+            raise given.wrong("is true or false")
+        return SWITCH[given.text.lower()]
+
+    def choice(self, name: str, choices: tuple[Choice, ...]) -> Choice:
+        """One of a closed set."""
+        given = self.needed(name)
+        for choice in choices:
+            if given.text == choice:
+                return choice
+        raise given.wrong(f"is one of {', '.join(choices)}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is an error like any other: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise DeployError(message)
+
+
+def read_command(
+    program: str, flags: Sequence[Flag], arguments: Sequence[str], environment: Mapping[str, str]
+) -> Command:
+    """Merge flags, variables and defaults. An empty variable counts as not set.
+
+    Raises:
+        DeployError: unknown or incomplete arguments.
+    """
+    parser = build_parser(program, flags)
+    parsed = vars(parser.parse_args(list(arguments)))
+    if parsed["json"] and parsed["action"] != "show-config":
+        parser.error("--json goes with show-config")
+    values = {flag.name: _given(flag, parsed[flag.name], environment.get(flag.variable, "")) for flag in flags}
+    return Command(action=parsed["action"], as_json=parsed["json"], values=values)
+
+
+def build_parser(program: str, flags: Sequence[Flag]) -> argparse.ArgumentParser:
+    """The argparse form of `flags`, with `show-config` and `--json`."""
+    parser = _Parser(prog=program, allow_abbrev=False, description="Every flag is also an environment variable.")
+    parser.add_argument("action", nargs="?", choices=("serve", "show-config"), default="serve")
+    parser.add_argument("--json", action="store_true", help="with show-config: print JSON instead of YAML")
+    for flag in flags:
+        note = "" if flag.default is None else f", default {flag.default}"
+        text = f"{flag.help} ({flag.variable}{note})".replace("%", "%%")
+        if flag.kind == "switch":
+            parser.add_argument(flag.option, dest=flag.name, action="append_const", const="true", help=text)
+        else:
+            parser.add_argument(flag.option, dest=flag.name, action="append", metavar="VALUE", help=text)
+    return parser
+
+
+def _given(flag: Flag, typed: list[str] | None, variable: str) -> tuple[Given, ...]:
+    if typed is not None:
+        if flag.kind == "value" and len(typed) > 1:
+            raise DeployError(f"{flag.option} is given {len(typed)} times: give it once")
+        return tuple(Given(text, flag.option) for text in typed)
+    if variable.strip():
+        parts = variable.split(",") if flag.kind == "repeated" else [variable]
+        return tuple(Given(part.strip(), flag.variable) for part in parts if part.strip())
+    return () if flag.default is None else (Given(flag.default, flag.option),)
+
+
+def deployment_of(command: Command, stage_id: Literal[0, 1]) -> Deployment:
+    """The deployment that this command line names, `--devices` laid over the own stage.
+
+    Raises:
+        DeployError: no deploy file is named, or it is wrong.
+    """
+    devices = command.one("devices")
+    named = command.needed("deploy-config").text
+    return load_deployment(
+        named,
+        command.text("stage-overrides"),
+        devices=None if devices is None else (stage_id, devices.text),
+    )
+
+
+class ServerArguments(TypedDict):
+    """The fields of `ServerSettings`."""
+
+    model: str
+    deployment: Deployment
+    host: str
+    port: int
+    log_level: LogLevel
+    served_model_name: str | None
+    advertise_url: str | None
+    internal_token: str | None
+
+
+def server_arguments(command: Command, deployment: Deployment) -> ServerArguments:
+    """What both services are started with.
+
+    Raises:
+        DeployError: a value is missing or has the wrong form.
+    """
+    advertised = command.one("advertise-url")
+    levels: tuple[LogLevel, ...] = get_args(LogLevel)
+    return ServerArguments(
+        model=_model(command.needed("model")),
+        deployment=deployment,
+        host=command.needed("host").text,
+        port=_port(command.needed("port")),
+        log_level=command.choice("log-level", levels),
+        served_model_name=command.text("served-model-name"),
+        advertise_url=None if advertised is None else http_url(advertised),
+        internal_token=_token(deployment.service),
+    )
+
+
+def _model(given: Given) -> str:
+    if given.text == "tiny" or Path(given.text).is_dir() or HUB_ID.fullmatch(given.text):
+        return given.text
+    raise given.wrong("is tiny, a folder that exists, or a hub id such as MiniMaxAI/MiniMax-H3")
+
+
+def _port(given: Given) -> int:
+    if not given.text.isascii() or not given.text.isdecimal() or int(given.text) > 65535:
+        raise given.wrong("is a number from 0 to 65535")
+    return int(given.text)
+
+
+def http_url(given: Given) -> str:
+    """A base URL, without its trailing slash.
+
+    Raises:
+        DeployError: not http or https, or without a host.
+    """
+    try:
+        parts = urlsplit(given.text)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise given.wrong("is a URL such as http://127.0.0.1:8001")
+    return given.text.rstrip("/")
+
+
+def _token(service: ServiceSettings) -> str | None:
+    if service.internal_token_file is None:
+        return None if service.internal_token is None else service.internal_token.get_secret_value()
+    file = service.internal_token_file
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"service.internal_token_file: cannot be read: {error}") from None
+    if not token:
+        raise DeployError(f"service.internal_token_file: {file} is empty: write a random token into it")
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_gpus(stage: Stage, visible: int) -> None:
+    """Stop before anything starts if the stage names a GPU that is not there.
+
+    Raises:
+        DeployError: how many are needed and how many were found.
+    """
+    if stage.on_cpu:
+        return
+    needed = max(map(int, stage.devices)) + 1
+    if needed > visible:
+        what = f"stage {stage.stage_id} uses GPUs {','.join(stage.devices)}"
+        fix = "change `devices` (--devices, --stage-overrides) or CUDA_VISIBLE_DEVICES"
+        raise DeployError(f"{what}: {needed} visible GPUs are needed, {visible} found: {fix}", param="devices")
+
+
+def check_port(host: str, port: int) -> None:
+    """Stop before anything starts if nobody could listen there.
+
+    Raises:
+        DeployError: the port is taken, or the address is not this machine's.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DeployError(
+            f"cannot listen on {host}:{port}: {reason}: change --host or --port", param="--port"
+        ) from None
