@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,14 @@ import pytest
 from shared_runtime.tiny import tiny_checkpoint
 from tests.end_to_end.clips import EQUAL_CLIPS, HARD_MEDIA
 from tests.end_to_end.pair import Pair, make_pair
+from tests.end_to_end.reporting import allow_for_start, pytest_runtest_makereport
+
+__all__ = ["pytest_runtest_makereport"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test of this folder time for the start of the pair."""
+    allow_for_start(Path(__file__).parent, items)
 
 
 @pytest.fixture(scope="session")
@@ -32,18 +40,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator
         wrong = pair.close()
         shutil.rmtree(pair.slabs)
     assert not wrong, "\n".join([*wrong, pair.tails()])
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put the end of both logs beside a failure."""
-    report = yield
-    pair = getattr(item, "funcargs", {}).get("pair")
-    if report.failed and isinstance(pair, Pair):
-        report.sections.append(("the services", pair.tails()))
-    return report
 
 
 @pytest.fixture(scope="session")
