@@ -1,0 +1,211 @@
+"""Strict loading of a checkpoint's components onto a device, each from only its own tensors. Runs in ranks; torch.
+
+A module is built without memory for its weights, what the service does not run is taken off, and the rest is read
+from the files. A tensor that is missing, unexpected, of another shape or another dtype stops the start by name.
+"""
+
+import warnings
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from accelerate import init_empty_weights
+from diffusers import (
+    AutoencoderKLMiniMaxH3,
+    AutoencoderKLMiniMaxH3Audio,
+    MiniMaxH3Scheduler,
+    MiniMaxH3Transformer3DModel,
+)
+from safetensors import safe_open
+from torch import nn
+from transformers import Qwen2TokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+
+from shared_runtime.checkpoint import (
+    TEXT_LAYERS,
+    Component,
+    StoredTensor,
+    component_folder,
+    read_json,
+    stored_tensors,
+    tensor_files,
+    unneeded_parts,
+)
+from shared_schema.errors import DeployError
+
+Device = torch.device | str
+M = TypeVar("M", bound=nn.Module)
+
+_NAMED = 5
+"""Tensors that an error names before it only counts."""
+
+
+class TensorReader(Protocol):
+    """A stored tensor that has not been read: indexing reads the part that is asked for."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """That part of the tensor, on the reader's device."""
+
+
+def tensor_readers(
+    path: Path, component: Component, device: Device
+) -> Iterator[tuple[str, StoredTensor, TensorReader]]:
+    """Every tensor that `component` needs, file by file, to be read whole or in slices.
+
+    Raises:
+        DeployError: a file is missing, broken, or does not hold what its index says.
+    """
+    stored = stored_tensors(path, component)
+    for file in sorted({tensor.file for tensor in stored.values()}):
+        with safe_open(file, framework="pt", device=str(device)) as opened:
+            for name in (name for name, tensor in stored.items() if tensor.file == file):
+                yield name, stored[name], opened.get_slice(name)
+
+
+def load_text_encoder(path: Path, device: Device) -> Any:
+    """Qwen3-VL cut to the 50 layers that are run: no final norm, no head, stored dtype (BF16).
+
+    Its config still names the full depth, because diffusers' blocks check that it is over 50. `hidden_states[50]` is
+    bit-equal to the full model's.
+
+    Raises:
+        DeployError: a file or tensor is missing, unexpected, mis-shaped or not BF16, or there are not over 50 layers.
+    """
+    folder = component_folder(path, "text_encoder")
+    read_json(folder / "config.json")
+    config = Qwen3VLConfig.from_pretrained(folder, local_files_only=True)
+    depth = config.text_config.num_hidden_layers
+    if depth <= TEXT_LAYERS:
+        raise DeployError(f"{folder} has {depth} layers; the text encoder needs more than {TEXT_LAYERS}")
+    with init_empty_weights(include_buffers=False):
+        model = Qwen3VLForConditionalGeneration(config)
+    known = model.state_dict().keys()
+    language = model.model.language_model
+    language.layers = language.layers[:TEXT_LAYERS]
+    language.norm = nn.Identity()
+    model.lm_head = nn.Identity()
+    return _fill(model, known, path, "text_encoder", device, frozenset({"BF16"}))
+
+
+def load_video_vae(path: Path, half: Literal["encoder", "decoder"], device: Device) -> Any:
+    """One half of the video VAE in FP32: `encode` or `decode` works, the other half does not exist.
+
+    Raises:
+        DeployError: a file or tensor is missing, unexpected, mis-shaped or not FP32.
+    """
+    component: Component = "vae_encoder" if half == "encoder" else "vae_decoder"
+    return _load_half(AutoencoderKLMiniMaxH3, path, component, device)
+
+
+def load_audio_vae(path: Path, half: Literal["encoder", "decoder"], device: Device) -> Any:
+    """One half of the audio VAE in FP32; see `load_video_vae`."""
+    component: Component = "audio_vae_encoder" if half == "encoder" else "audio_vae_decoder"
+    return _load_half(AutoencoderKLMiniMaxH3Audio, path, component, device)
+
+
+def load_transformer(path: Path, partition: Literal["transformer", "transformer_ref"], device: Device) -> Any:
+    """One partition of the DiT, every tensor in its stored dtype (released: BF16 with FP32 parts).
+
+    Raises:
+        DeployError: a file or tensor is missing, unexpected or mis-shaped.
+    """
+    model = _build(MiniMaxH3Transformer3DModel, path, partition)
+    return _fill(model, model.state_dict().keys(), path, partition, device, frozenset({"BF16", "F32"}))
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer. A prompt's `<|image_pad|>` is text to it; `convert_tokens_to_ids` still knows the special token.
+
+    Raises:
+        DeployError: the folder holds no tokenizer.
+    """
+    folder = component_folder(path, "tokenizer")
+    try:
+        return Qwen2TokenizerFast.from_pretrained(folder, local_files_only=True, split_special_tokens=True)
+    except (OSError, ValueError) as error:
+        raise DeployError(f"{folder} holds no tokenizer: {error}") from error
+
+
+def load_processor(path: Path) -> Any:
+    """Qwen3-VL's processor, with the same tokens for a video under every version of transformers.
+
+    Raises:
+        DeployError: the folder holds no processor.
+    """
+    folder = component_folder(path, "processor")
+    try:
+        processor = Qwen3VLProcessor.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise DeployError(f"{folder} holds no processor: {error}") from error
+    # Versions differ in its default, and the ones before it ignore the attribute.
+    processor.video_processor.cap_pixels_per_frame = False
+    return processor
+
+
+def load_scheduler(path: Path, name: Literal["scheduler", "audio_scheduler"]) -> MiniMaxH3Scheduler:
+    """A scheduler with the checkpoint's own shift.
+
+    Raises:
+        DeployError: the folder holds no such scheduler.
+    """
+    file = component_folder(path, name) / "scheduler_config.json"
+    config = read_json(file)
+    _check_class(MiniMaxH3Scheduler, config, file)
+    return MiniMaxH3Scheduler.from_config(config)
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of a module's parameters and buffers."""
+    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+
+
+def _load_half(kind: type[M], path: Path, component: Component, device: Device) -> M:
+    model = _build(kind, path, component)
+    known = model.state_dict().keys()
+    for part in unneeded_parts(component):
+        delattr(model, part)
+    return _fill(model, known, path, component, device, frozenset({"F32"}))
+
+
+def _build(kind: type[M], path: Path, component: Component) -> M:
+    """The module of a diffusers config, its parameters on the meta device."""
+    file = component_folder(path, component) / "config.json"
+    config = read_json(file)
+    _check_class(kind, config, file)
+    with warnings.catch_warnings(), init_empty_weights(include_buffers=False):
+        warnings.filterwarnings("ignore", "`?torch.nn.utils.weight_norm", FutureWarning)
+        model: M = kind.from_config(config)  # type: ignore[attr-defined]
+    return model
+
+
+def _check_class(kind: type, config: dict[str, Any], file: Path) -> None:
+    found = config.get("_class_name")
+    if found != kind.__name__:
+        raise DeployError(f"{file} is of a {found}, not of a {kind.__name__}: not a MiniMax-H3 checkpoint")
+
+
+def _fill(model: M, known: Set[str], path: Path, component: Component, device: Device, dtypes: frozenset[str]) -> M:
+    """Read the parameters of `model`, cut to what runs. `known`: the names that the whole model has."""
+    _check_names(model, known, path, component)
+    wanted = model.state_dict()
+    tensors = {}
+    for name, stored, reader in tensor_readers(path, component, device):
+        if stored.shape != tuple(wanted[name].shape):
+            expected = list(wanted[name].shape)
+            raise DeployError(f"tensor {name} in {stored.file} has shape {list(stored.shape)}, not {expected}")
+        if stored.dtype not in dtypes:
+            raise DeployError(f"tensor {name} in {stored.file} is {stored.dtype}, not {' or '.join(sorted(dtypes))}")
+        # A tensor read to the CPU is a view of the file, which somebody may cut or replace.
+        tensors[name] = reader[...].clone() if torch.device(device).type == "cpu" else reader[...]
+    model.load_state_dict(tensors, strict=True, assign=True)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _check_names(model: nn.Module, known: Set[str], path: Path, component: Component) -> None:
+    folder, found = component_folder(path, component), tensor_files(path, component).keys()
+    missing = sorted(model.state_dict().keys() - found)
+    unexpected = sorted(found - known)
+    for names, what in ((missing, "missing from"), (unexpected, "not expected in")):
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise DeployError(f"{', '.join(names[:_NAMED])}{more}: tensors {what} {folder}")
