@@ -52,16 +52,16 @@ setup: requirements
 		pins=$(VENV)/constraints.txt; \
 		grep -vE '^(torch|torchvision|triton|nvidia-.*|cuda-.*)==' constraints.txt > $$pins; \
 		echo "setup: torch build $(TORCH_SPEC)"; \
-		$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH_SPEC); \
+		$(BIN)/python -m pip install -qq $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH_SPEC); \
 		$(BIN)/python -m pip freeze | grep -E '^(torch|torchvision)==' >> $$pins; \
 	fi; \
 	extras=dev,nixl; \
-	if ! $(BIN)/python -m pip install -q --dry-run --no-deps --only-binary :all: -c $$pins nixl nixl-cu12 nixl-cu13 >/dev/null 2>&1; then \
+	if ! $(BIN)/python -m pip install -qq --dry-run --no-deps --only-binary :all: -c $$pins nixl nixl-cu12 nixl-cu13 >/dev/null 2>&1; then \
 		extras=dev; \
 		echo "setup: no NIXL wheel for this Python and machine: NixlConnector is not available here, SharedMemoryConnector is"; \
 	fi; \
-	echo "setup: installing with extras $$extras; torch is the large part, this takes minutes"; \
-	$(BIN)/python -m pip install -q -c $$pins -e ".[$$extras]"
+	echo "setup: installing with extras $$extras; about 3 GB to download and 7 GB on disk, so this takes minutes"; \
+	$(BIN)/python -m pip install -qq -c $$pins -e ".[$$extras]"
 	@echo "setup: done. Next: make demo"
 
 demo:

@@ -1,0 +1,164 @@
+"""`/v1/videos` as Python calls over httpx, in the caller's own process: create, poll, download, cancel, delete."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+from pydantic import ValidationError
+
+from shared_schema.errors import ErrorBody
+from shared_schema.videos import Video, VideoList
+
+POLL_HEADER = "openai-poll-after-ms"
+POLL_SECONDS = 0.5
+DOWNLOAD_CHUNK = 1 << 20
+
+
+class ClientError(Exception):
+    """The service refused, failed, or is not there. `str(error)` is one line for a person."""
+
+
+@dataclass(frozen=True)
+class VideoRequest:
+    """What to ask for: form fields by their public names, nested `extra_params`, reference files in order."""
+
+    prompt: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    extra_params: Mapping[str, object] = field(default_factory=dict)
+    references: Sequence[Path] = ()
+    encoder_output: Path | None = None
+
+    def form(self) -> dict[str, str]:
+        """The text fields of the form."""
+        extra = {"extra_params": json.dumps(dict(self.extra_params))} if self.extra_params else {}
+        return {"prompt": self.prompt, **self.fields, **extra}
+
+    def files(self) -> list[tuple[str, Path]]:
+        """The file parts of the form, in request order."""
+        named = [("input_references", path) for path in self.references]
+        return [*named, ("encoder_output", self.encoder_output)] if self.encoder_output else named
+
+
+class VideoClient:
+    """One diffusion service. Every method raises `ClientError`."""
+
+    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+        self._http = httpx.Client(base_url=url, timeout=timeout_s)
+        self._url = url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def ready(self) -> str | None:
+        """None when the service is ready, else why it is not."""
+        try:
+            answer = self._http.get("/readyz")
+        except httpx.TransportError as error:
+            return f"no answer: {error}"
+        return None if answer.is_success else answer.text.strip()
+
+    def create(self, request: VideoRequest) -> Video:
+        """Upload a request. The job is queued when this returns."""
+        with ExitStack() as open_files:
+            files = []
+            for name, path in request.files():
+                try:
+                    files.append((name, (path.name, open_files.enter_context(path.open("rb")))))
+                except OSError as error:
+                    raise ClientError(f"cannot read {path}: {error.strerror}") from error
+            return self._video(self._send("POST", "/v1/videos", data=request.form(), files=files or None))
+
+    def get(self, video_id: str) -> Video:
+        """The job as it is now."""
+        return self._video(self._send("GET", f"/v1/videos/{video_id}"))
+
+    def page(self, *, limit: int = 20, after: str | None = None) -> VideoList:
+        """The newest jobs, or those that follow `after`."""
+        params = {"limit": str(limit), **({"after": after} if after else {})}
+        return VideoList.model_validate_json(self._send("GET", "/v1/videos", params=params).content)
+
+    def cancel(self, video_id: str) -> Video:
+        """Stop a job and keep its record."""
+        return self._video(self._send("POST", f"/v1/videos/{video_id}/cancel"))
+
+    def delete(self, video_id: str) -> None:
+        """Stop a job and remove record and file."""
+        self._send("DELETE", f"/v1/videos/{video_id}")
+
+    def wait(
+        self, video_id: str, *, timeout_s: float, on_change: Callable[[Video], None] = lambda video: None
+    ) -> Video:
+        """Poll until the job is completed, failed or cancelled. `on_change` sees every answer."""
+        end = time.monotonic() + timeout_s
+        while True:
+            answer = self._send("GET", f"/v1/videos/{video_id}")
+            video = self._video(answer)
+            on_change(video)
+            if video.status in ("completed", "failed", "cancelled"):
+                return video
+            if time.monotonic() > end:
+                raise ClientError(f"{video_id} is still {video.status} after {timeout_s:g} s")
+            time.sleep(min(float(answer.headers.get(POLL_HEADER, POLL_SECONDS * 1000)) / 1000, POLL_SECONDS))
+
+    def download(self, video_id: str, path: Path) -> int:
+        """Write the MP4 to `path` and say how many bytes it has. A broken download leaves no file."""
+        part = path.with_name(f"{path.name}.part")
+        try:
+            with self._stream(f"/v1/videos/{video_id}/content") as answer, part.open("wb") as target:
+                for chunk in answer.iter_bytes(DOWNLOAD_CHUNK):
+                    target.write(chunk)
+            part.replace(path)
+        except OSError as error:
+            raise ClientError(f"cannot write {path}: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
+        return path.stat().st_size
+
+    def _send(self, method: str, path: str, **options: object) -> httpx.Response:
+        with self._mapped():
+            answer = self._http.request(method, path, **options)  # type: ignore[arg-type]
+        return _checked(answer)
+
+    @contextmanager
+    def _stream(self, path: str) -> Iterator[httpx.Response]:
+        with self._mapped(), self._http.stream("GET", path) as answer:
+            if not answer.is_success:
+                answer.read()
+            yield _checked(answer)
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise ClientError(f"no service at {self._url}: {error}; start one with `make serve`") from error
+        except httpx.HTTPError as error:
+            raise ClientError(f"{self._url}: {type(error).__name__} {error}") from error
+
+    def _video(self, answer: httpx.Response) -> Video:
+        try:
+            return Video.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise ClientError(f"{self._url} does not answer as a video service: {error}") from error
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.is_success:
+        return answer
+    try:
+        detail = ErrorBody.model_validate_json(answer.content).error
+    except ValidationError as error:
+        raise ClientError(f"{answer.status_code}: {answer.text[:200]}") from error
+    where = f" ({detail.param})" if detail.param else ""
+    raise ClientError(f"{answer.status_code} {detail.code}{where}: {detail.message}")
