@@ -128,6 +128,12 @@ def reference(name: str, *files: str, says: str = "", param: str = "", task: str
 FILES = (
     *(reference(f"{file} alone", file, param="input_reference") for file in ("fake.png", "img_trunc.jpg")),
     reference("a video without its index", "vid_nomoov.mp4", param="input_reference"),
+    reference("cut short", "vid_truncated.mp4", param="input_reference"),
+    reference("nothing at all", "empty.png", param="input_reference"),
+    reference("a format that is not read", "img_heic.heic", param="input_reference"),
+    reference("high dynamic range", "vid_hdr_pq.mp4", param="input_reference", says="HDR"),
+    reference("four frames a second", "vid_4fps.mp4", param="input_reference"),
+    reference("one second of sound", "ref1.png", "aud_1s.wav", param="1"),
     reference("too small", "img_tiny.png", param="input_reference"),
     reference("six to one", "img_6to1.png", param="input_reference"),
     reference("three frames", "vid_3f.mp4", param="input_reference"),
@@ -152,6 +158,8 @@ FILES = (
 BOMBS = (
     reference("900 megapixels in 110 kB", "img_bomb.png", param="input_reference"),
     reference("two hours in 1.6 MB", "ref1.png", "aud_2h.flac"),
+    reference("four hours of two pixels", "vid_4h.mp4", param="input_reference"),
+    reference("a header of many pixels", "img_big_header.png", param="input_reference"),
 )
 """Case 67."""
 

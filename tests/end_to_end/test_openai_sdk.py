@@ -7,7 +7,6 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.end_to_end.broken_media import fails_in_the_middle
 from tests.end_to_end.pair import Pair
 from tests.end_to_end.plain_media import read_clip
 
@@ -105,8 +104,8 @@ def test_input_reference_in_every_spelling(pair: Pair, client: OpenAI, cases: Pa
     assert len(done["references"]) == (2 if spelling == "list" else 1)  # type: ignore[arg-type]
 
 
-def test_a_failed_job_is_an_answer_and_not_an_exception(client: OpenAI, cases: Path, tmp_path: Path) -> None:
-    broken = fails_in_the_middle(tmp_path / "broken.mp4")
+def test_a_failed_job_is_an_answer_and_not_an_exception(client: OpenAI, cases: Path) -> None:
+    broken = cases / "vid_broken_middle.mp4"
     extra = {**SHORT, "size": "64x64"}
     video = client.videos.create(prompt="like <Video 1>", input_reference=broken, extra_body=extra)
     failed = client.videos.poll(video.id, poll_interval_ms=100)
