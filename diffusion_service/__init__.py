@@ -1,0 +1,1 @@
+"""The diffusion service: everything that makes the clip, and the public API."""

@@ -1,0 +1,1 @@
+"""The encoder service: everything that looks at the user's words and media."""

@@ -1,4 +1,4 @@
-"""`python -m encoder_service`, the same as `h3-encoder`: the API process. A spawned rank imports this and starts nothing."""
+"""`python -m encoder_service`, the same as `h3-encoder`: the API process. Ranks import it and start nothing."""
 
 import sys
 

@@ -56,7 +56,7 @@ def encoder_settings(command: Command, deployment: Deployment) -> EncoderSetting
     """
     server = server_arguments(command, deployment)
     insecure = command.switch("insecure-internal")
-    if not (is_loopback(server["host"]) or insecure or server["internal_token"]):
+    if not (is_loopback(server["host"]) or insecure or server["shared_token"]):
         fix = "set service.internal_token in the deploy file of both services, or pass --insecure-internal"
         raise DeployError(f"--host {server['host']} opens the encoder to other machines: {fix}", param="--host")
     return EncoderSettings(**server, insecure_internal=insecure)

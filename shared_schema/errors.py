@@ -21,7 +21,8 @@
     |  `- SlabFull             no room now: the push waits
     |- RankError             a rank group could not do its work
     |  |- RankDied             a rank left, was stopped, or hung past its limit
-    |  `- RankFailed           a command raised; `code` is one of `JobErrorCode`
+    |  |- RankFailed           a command raised; `code` is one of `JobErrorCode`
+    |  `- TaskCancelled        a command was not wanted any more
     `- DeployError           wrong settings: the process prints one line and exits 2
 
 Foreign exceptions are mapped into this tree once, at the boundary where they appear, with `from`.
@@ -90,10 +91,21 @@ class H3Error(Exception):
         self.param = param
         self.code = code or self.default_code
 
+    def __reduce__(self) -> "tuple[object, ...]":
+        return _revive, (type(self), self.__dict__.copy())
+
     def body(self) -> ErrorBody:
         """This error as the body of an HTTP answer."""
         detail = ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
         return ErrorBody(error=detail)
+
+
+def _revive(kind: type[H3Error], state: dict[str, object]) -> H3Error:
+    """Rebuild an error that crossed a rank pipe, whatever its constructor takes."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, state["message"])
+    error.__dict__.update(state)
+    return error
 
 
 class RequestError(H3Error):
@@ -263,12 +275,14 @@ class ChecksumMismatch(PayloadError):
 class LeaseExpired(PayloadError):
     """The landing or the encoding lapsed before it was used."""
 
+    status = 410
     default_code = "lease_expired"
 
 
 class TransportError(H3Error):
     """A landing could not be reserved, opened or written."""
 
+    status = 503
     default_code = "transfer_failed"
 
 
@@ -285,14 +299,21 @@ class RankError(H3Error):
 class RankDied(RankError):
     """A rank left, was stopped, or hung past its limit; its group was ended."""
 
+    status = 503
     default_code = "worker_died"
 
 
 class RankFailed(RankError):
-    """A command raised inside a rank. `code` is one of `JobErrorCode`."""
+    """A command raised something that is not of this tree. `code` is one of `JobErrorCode`."""
 
-    def __init__(self, message: str, *, code: JobErrorCode, param: str | None = None) -> None:
-        super().__init__(message, param=param, code=code)
+    def __init__(self, message: str, *, code: JobErrorCode) -> None:
+        super().__init__(message, code=code)
+
+
+class TaskCancelled(RankError):
+    """A command was stopped at its next step because its caller went away."""
+
+    default_code = "cancelled"
 
 
 class DeployError(H3Error):

@@ -1,9 +1,9 @@
 """One job as plain data, and the only ways in which it may change. No clock, no IO: `now` is an argument.
 
-    queued --start--> in_progress --advance*--> in_progress --complete--> completed
-      |                 |   |  `--requeue--> queued                        (once, attempt 2)
-      |                 |   `--fail--> failed
-      `--cancel---------`--cancel--> cancelled
+queued --start--> in_progress --advance*--> in_progress --complete--> completed
+  |                 |   |  `--requeue--> queued                        (once, attempt 2)
+  |                 |   `--fail--> failed
+  `--cancel---------`--cancel--> cancelled
 """
 
 from typing import Literal, Self
@@ -190,6 +190,10 @@ class Job(Stored):
         if self.status != "in_progress":
             raise Transition(f"job {self.id} is {self.status}, not in progress")
         return self._changed(status="queued", phase="queued", progress=0, started_at=None, attempt=self.attempt + 1)
+
+    def put_back(self) -> Self:
+        """Back to the queue at its old place, as if it had not begun: this service stops, and that is not its fault."""
+        return self.requeue()._changed(attempt=self.attempt)
 
     def cancel(self, now: float, retention_s: float) -> Self:
         """The caller does not want it any more."""

@@ -32,7 +32,7 @@ from shared_runtime.ranks.messages import (
     pack,
 )
 from shared_runtime.ranks.pipes import read_message
-from shared_schema.errors import DeployError, RankDied, RankFailed
+from shared_schema.errors import DeployError, H3Error, RankDied
 from shared_schema.health import RankHealth, RankState
 
 OnEvent = Callable[[object], None]
@@ -64,8 +64,9 @@ class RankGroup(Protocol):
         Cancelling the caller cancels the command: the call ends once every rank has let go of it.
 
         Raises:
-            RankFailed: the command raised.
             RankDied: the group ended under it, or is not there.
+            RankFailed: the command raised something foreign.
+            H3Error: whatever else of our tree the command raised, its type kept.
         """
 
     async def until_ready(self) -> None:
@@ -109,7 +110,7 @@ class _Task:
     lane: Lane
     waiting: set[int]
     result: object = None
-    failure: RankFailed | None = None
+    failure: H3Error | None = None
 
 
 @dataclass
@@ -290,11 +291,10 @@ class ProcessGroup:
                     task.on_event(event)
             case Done(number, result):
                 self._answered(generation, rank, number, result=result)
-            case Failed():
-                failure = RankFailed(message.message, code=message.code, param=message.param)
-                self._answered(generation, rank, message.task, failure=failure)
-                if message.fatal:
-                    generation.end(f"rank {rank.spec.name} failed: {message.message}")
+            case Failed(number, error, fatal):
+                self._answered(generation, rank, number, failure=error)
+                if fatal:
+                    generation.end(f"rank {rank.spec.name} failed: {error}")
 
     def _answered(
         self,
@@ -303,7 +303,7 @@ class ProcessGroup:
         number: int,
         *,
         result: object = None,
-        failure: RankFailed | None = None,
+        failure: H3Error | None = None,
     ) -> None:
         task = generation.tasks.get(number)
         if task is None:

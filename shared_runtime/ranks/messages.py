@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared_runtime.ranks.mesh import RankSpec
-from shared_schema.errors import JobErrorCode
+from shared_schema.errors import H3Error
 
 Lane = Literal["work", "side"]
 """`work` orders run one after the other on the rank's main thread; `side` orders (a push, a count) need not wait."""
@@ -78,9 +78,7 @@ class Failed:
     """A task raised. `fatal` means the group cannot go on."""
 
     task: int
-    code: JobErrorCode
-    message: str
-    param: str | None
+    error: H3Error
     fatal: bool
 
 

@@ -32,16 +32,12 @@ from shared_runtime.ranks.messages import (
     Report,
     Unfit,
 )
-from shared_schema.errors import DeployError, JobErrorCode, JobFailed, RequestError
+from shared_schema.errors import DeployError, H3Error, RankFailed, RequestError, TaskCancelled
 
 logger = logging.getLogger(__name__)
 
 IDLE_BEAT_S = 1.0
 MIN_BEAT_GAP_S = 0.1
-
-
-class Cancelled(Exception):
-    """The task is not wanted any more; raised by `TaskHandle.step`."""
 
 
 class Beater:
@@ -74,11 +70,11 @@ class TaskHandle:
         self.pipe.send(Report(self.number, event))
 
     def step(self) -> None:
-        """A point of progress: beats, and raises `Cancelled` once the task is not wanted."""
+        """A point of progress: beats, and raises `TaskCancelled` once the task is not wanted."""
         if self.lane == "work":
             self.beater.beat()
         if self.cancelled.is_set():
-            raise Cancelled
+            raise TaskCancelled("cancelled")
 
 
 class RankService(Protocol):
@@ -174,28 +170,24 @@ class Worker:
         return failure
 
     def _failed(self, order: Order, error: Exception) -> Failed:
-        code, param = error_code(error)
-        if code == "internal_error":
+        ours = as_h3_error(error)
+        if ours is not error:
             logger.exception("%s failed", type(order.command).__name__)
-        lost_in_collective = self._spec.world_size > 1 and order.lane == "work" and code != "invalid_input"
-        fatal = isinstance(error, torch.AcceleratorError) or (lost_in_collective and code != "cancelled")
-        message = str(error) or type(error).__name__
-        return Failed(order.task, code, message, param, fatal)
+        # After any other exception nobody knows whether the other ranks still wait in a collective.
+        agreed = self._spec.world_size == 1 or order.lane == "side" or isinstance(ours, RequestError | TaskCancelled)
+        fatal = isinstance(error, torch.AcceleratorError) or not agreed
+        return Failed(order.task, ours.with_traceback(None), fatal)
 
 
-def error_code(error: Exception) -> tuple[JobErrorCode, str | None]:
-    """Map what a command raised onto a job's error code and the field it names."""
+def as_h3_error(error: Exception) -> H3Error:
+    """Map what a command raised into our tree; what belongs to it stays as it is."""
     match error:
-        case Cancelled():
-            return "cancelled", None
-        case JobFailed():
-            return error.code, error.param  # type: ignore[return-value]
-        case RequestError():
-            return "invalid_input", error.param
+        case H3Error():
+            return error
         case torch.OutOfMemoryError() | MemoryError():
-            return "out_of_memory", None
+            return RankFailed(str(error) or "out of memory", code="out_of_memory")
         case _:
-            return "internal_error", None
+            return RankFailed(f"{type(error).__name__}: {error}", code="internal_error")
 
 
 def _forget() -> None:
@@ -208,3 +200,12 @@ def _forget() -> None:
 def rank_main(build: BuildService, spec: RankSpec, settings: object, end: socket.socket) -> None:
     """The life of a rank process, from fork to exit."""
     Worker(spec, RankPipe(end)).run(build, settings)
+
+
+def torch_device(spec: RankSpec) -> torch.device:
+    """The device of a rank, made current where there is one to choose."""
+    if spec.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(spec.device))
+    torch.cuda.set_device(device)
+    return device

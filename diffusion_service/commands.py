@@ -1,0 +1,91 @@
+"""What the diffusion API process asks of its ranks, and what they tell on the way. Frozen, no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared_schema.deploy.model import DiffusionStage
+from shared_schema.deploy.settings import LogLevel
+from shared_schema.encode import ShmLanding
+from shared_schema.encoder_output import Manifest
+from shared_schema.tasks import Task
+from shared_schema.videos import Execution, VideoOutput
+
+
+@dataclass(frozen=True)
+class DiffusionRankSettings:
+    """What a diffusion rank needs to know before it loads."""
+
+    checkpoint: Path
+    stage: DiffusionStage
+    tasks: frozenset[Task]
+    """What will be asked: decides which partitions are loaded."""
+    slab_folder: Path
+    """The only folder in which landings may lie."""
+    log_level: LogLevel
+
+
+@dataclass(frozen=True)
+class DiffusionFacts:
+    """What a ready rank holds."""
+
+    device: str
+    torch: str
+    weight_bytes: int
+    execution: Execution
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Make one clip from a payload that lies verified in its landing."""
+
+    landing: ShmLanding
+    manifest: Manifest
+    task: Task
+    height: int
+    width: int
+    num_frames: int
+    num_inference_steps: int
+    flow_shift: float
+    audio_flow_shift: float
+    seed: int
+    output: Path
+    """Where the leader writes the MP4."""
+
+
+@dataclass(frozen=True)
+class PayloadTaken:
+    """The leader has copied the payload: the landing can be given back."""
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A DiT forward and its scheduler step are finished."""
+
+    done: int
+    of: int
+
+
+@dataclass(frozen=True)
+class ClipDone:
+    """A temporal chunk is decoded and on its way into the file."""
+
+    done: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Muxing:
+    """Everything is decoded; the file is being closed."""
+
+
+DiffusionEvent = PayloadTaken | StepDone | ClipDone | Muxing
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The MP4 is written whole, not yet in its place."""
+
+    output: VideoOutput
+    timings: dict[str, float]
+    warnings: tuple[str, ...]
+    peak_memory_mb: float | None

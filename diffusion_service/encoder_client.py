@@ -1,0 +1,143 @@
+"""The diffusion service's side of the encoder's HTTP API: calls and errors. Runs in its API process."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+from pydantic import ValidationError
+
+from shared_schema.encode import (
+    EncodeRequest,
+    EncoderIdentity,
+    Encoding,
+    Landing,
+    ProbeRequest,
+    PushReceipt,
+    PushRequest,
+    TokensAnswer,
+)
+from shared_schema.errors import ErrorBody, H3Error, InvalidRequest, JobFailed, LeaseExpired, NotReady, RankDied
+from shared_schema.health import Health
+
+CONNECT_S = 5.0
+SHORT_S = 10.0
+"""For calls that only look something up."""
+
+
+class EncoderAway(H3Error):
+    """The encoder service does not answer, or not in its own words."""
+
+    status = 503
+    default_code = "encoder_unavailable"
+
+
+_KINDS: dict[str, type[H3Error]] = {
+    "invalid_request": InvalidRequest,
+    "lease_expired": LeaseExpired,
+    "not_ready": NotReady,
+    "worker_died": RankDied,
+}
+"""Error codes of the encoder whose type the caller acts on."""
+
+
+class EncoderClient:
+    """One encoder service behind one URL, or several behind a balancer."""
+
+    def __init__(self, url: str, *, token: str | None, encode_timeout_s: float) -> None:
+        self.url = url
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        timeout = httpx.Timeout(SHORT_S, connect=CONNECT_S)
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+        self._slow = httpx.Timeout(encode_timeout_s, connect=CONNECT_S)
+
+    async def identity(self) -> EncoderIdentity:
+        """Who answers at this URL.
+
+        Raises:
+            EncoderAway: nobody, or nobody who speaks this API.
+        """
+        return EncoderIdentity.model_validate_json(await self._call("GET", f"{self.url}/v1/identity"))
+
+    async def health(self) -> Health:
+        """How its ranks are; answers also while they are not ready."""
+        with _mapped():
+            response = await self._http.get(f"{self.url}/health")
+            return Health.model_validate_json(response.content)
+
+    async def encode(self, request: EncodeRequest, files: tuple[Path, ...]) -> Encoding:
+        """Have a request encoded; closing the connection cancels it there.
+
+        Raises:
+            InvalidRequest: a file cannot be decoded after all.
+            RankDied, NotReady, EncoderAway: the encoder could not.
+            JobFailed: it failed with that job error code.
+        """
+        with ExitStack() as opened:
+            parts = [("file", (path.name, opened.enter_context(path.open("rb")))) for path in files]
+            fields = {"request": request.model_dump_json()}
+            url = f"{self.url}/v1/encodings"
+            form: list[tuple[str, tuple[str, object]]] = list(parts)
+            body = await self._call("POST", url, data=fields, files=form or [("", ("", b""))], timeout=self._slow)
+        return Encoding.model_validate_json(body)
+
+    async def push(self, encoding: Encoding, landing: Landing) -> PushReceipt:
+        """Have an encoding pushed into `landing`.
+
+        Raises:
+            LeaseExpired: it is not there any more.
+        """
+        url = f"{encoding.endpoint}/v1/encodings/{encoding.id}/push"
+        return PushReceipt.model_validate_json(
+            await self._call("POST", url, json=PushRequest(landing=landing).model_dump(), timeout=self._slow)
+        )
+
+    async def renew(self, encoding: Encoding) -> None:
+        """Another lease for an encoding that still waits for room."""
+        await self._call("POST", f"{encoding.endpoint}/v1/encodings/{encoding.id}/lease")
+
+    async def drop(self, encoding: Encoding) -> None:
+        """Forget an encoding that nobody will push."""
+        await self._call("DELETE", f"{encoding.endpoint}/v1/encodings/{encoding.id}")
+
+    async def count_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt as the text encoder would read it."""
+        answer = await self._call("POST", f"{self.url}/v1/tokens", json={"prompt": prompt})
+        return TokensAnswer.model_validate_json(answer).tokens
+
+    async def probe(self, landing: Landing, nbytes: int) -> PushReceipt:
+        """Have `nbytes` of a pattern pushed into `landing`."""
+        body = ProbeRequest(landing=landing, bytes=nbytes).model_dump()
+        return PushReceipt.model_validate_json(
+            await self._call("POST", f"{self.url}/v1/probes", json=body, timeout=self._slow)
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _call(self, method: str, url: str, **arguments: object) -> bytes:
+        with _mapped():
+            response = await self._http.request(method, url, **arguments)  # type: ignore[arg-type]
+            if response.is_success:
+                return response.content
+            error = ErrorBody.model_validate_json(response.content).error
+        kind = _KINDS.get(error.code or "")
+        if kind is not None:
+            raise kind(error.message, param=error.param, code=error.code)
+        if error.code in ("out_of_memory", "numerical_error", "timeout"):
+            raise JobFailed(error.message, code=error.code)  # type: ignore[arg-type]
+        raise JobFailed(f"the encoder failed: {error.message}", code="internal_error")
+
+
+@contextmanager
+def _mapped() -> Iterator[None]:
+    """Every way in which the other end can be no encoder, as one error."""
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise JobFailed("the encoder did not answer in time", code="timeout") from error
+    except httpx.HTTPError as error:
+        raise EncoderAway(f"the encoder does not answer: {error}") from error
+    except ValidationError as error:
+        raise EncoderAway("what answers at the encoder's URL is not an encoder of this version") from error

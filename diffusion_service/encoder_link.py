@@ -1,0 +1,106 @@
+"""Whether the encoder can be trusted with a job: it answers, it fits, and the way between the two was proved.
+
+Runs in the diffusion API process, beside everything else, for ever.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+
+from diffusion_service.encoder_client import EncoderAway, EncoderClient
+from shared_runtime.transport.base import Receiver
+from shared_schema.encode import READ_VERSIONS, EncoderIdentity, ShmLanding
+from shared_schema.errors import H3Error, JobFailed, SlabFull
+
+PERIOD_S = 1.0
+PROBE_BYTES = 64 * 2**20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an encoder must say of itself."""
+
+    model: str
+    weights_revision: str
+    text_only: bool
+    connector: str
+    probe_bytes: int
+
+
+class EncoderLink:
+    """Watches one encoder; `reason` is None while jobs may be sent to it."""
+
+    def __init__(self, client: EncoderClient, receiver: Receiver[ShmLanding], expected: Expected, lease_s: float):
+        self.client = client
+        self._receiver = receiver
+        self._expected = expected
+        self._lease_s = lease_s
+        self._proved: str | None = None
+        """The encoder instance to which the way was proved."""
+        self.reason: str | None = "the encoder has not answered yet"
+
+    async def until_ready(self) -> None:
+        """Wait until the encoder may be asked."""
+        while self.reason is not None:
+            await asyncio.sleep(0.05)
+
+    def lost(self) -> None:
+        """A call just failed because nobody answered."""
+        self.reason = "the encoder does not answer"
+
+    async def watch(self) -> None:
+        """Look every second, for ever."""
+        while True:
+            before = self.reason
+            self.reason = await self._look()
+            if self.reason != before:
+                logger.info("encoder at %s: %s", self.client.url, self.reason or "ready")
+            await asyncio.sleep(PERIOD_S)
+
+    async def _look(self) -> str | None:
+        try:
+            identity = await self.client.identity()
+            mismatch = self._mismatch(identity)
+            if mismatch is not None:
+                return mismatch
+            health = await self.client.health()
+            if health.status != "healthy":
+                return f"the encoder is not ready: {health.reason}"
+            if self._proved != identity.instance_id:
+                await self._prove()
+                self._proved = identity.instance_id
+        except (H3Error, OSError) as error:
+            return str(error)
+        return None
+
+    def _mismatch(self, identity: EncoderIdentity) -> str | None:
+        if identity.schema_version not in READ_VERSIONS:
+            return f"the encoder speaks schema version {identity.schema_version}, not {sorted(READ_VERSIONS)}"
+        for name in ("model", "weights_revision", "text_only", "connector"):
+            theirs, ours = getattr(identity, name), getattr(self._expected, name)
+            if theirs != ours:
+                return f"encoder and diffusion service differ in {name}: {theirs} there, {ours} here"
+        return None
+
+    async def _prove(self) -> None:
+        """One full-size push through the configured transport between exactly these two processes."""
+        nbytes = self._expected.probe_bytes
+        landing = self._receiver.reserve(nbytes, uuid.uuid4().hex, self._lease_s, time.time())
+        try:
+            receipt = await self.client.probe(landing, nbytes)
+            await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)
+        except JobFailed as error:
+            raise EncoderAway(
+                f"the probe through shared memory failed: {error}; two hosts need NixlConnector"
+            ) from error
+        except SlabFull as error:
+            raise EncoderAway("the probe waits for room in the slab") from error
+        finally:
+            with contextlib.suppress(H3Error):
+                self._receiver.release(landing)
+        logger.info("probe of %d MiB: %.2f GiB/s", nbytes >> 20, nbytes / 2**30 / max(receipt.seconds, 1e-9))

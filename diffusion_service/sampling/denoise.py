@@ -1,0 +1,60 @@
+"""The denoising loop: diffusers' step, our progress and cancel between steps. Diffusion ranks; torch."""
+
+from collections.abc import Callable
+
+import torch
+from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
+from diffusers.modular_pipelines.minimax_h3.decoders import MiniMaxH3AfterDenoiseStep
+from diffusers.modular_pipelines.minimax_h3.denoise import (
+    MiniMaxH3DenoiseLoopWrapper,
+    MiniMaxH3DenoiseStep,
+    MiniMaxH3Ref2VADenoiseStep,
+)
+
+from shared_runtime.conditioning.blocks import Pipeline, run_block
+from shared_schema.errors import JobFailed
+from shared_schema.tasks import Task
+
+OnStep = Callable[[int, int], None]
+"""Called after each finished step with how many are done, of how many; may raise to stop."""
+
+
+class Denoiser:
+    """The loop of one task over its own transformer partition."""
+
+    def __init__(self, task: Task) -> None:
+        loop = MiniMaxH3Ref2VADenoiseStep if task is Task.REF2VA else MiniMaxH3DenoiseStep
+        self._loop: MiniMaxH3DenoiseLoopWrapper = loop()
+        self._after = MiniMaxH3AfterDenoiseStep()
+
+    @property
+    def blocks(self) -> tuple[ModularPipelineBlocks, ...]:
+        """Diffusers' blocks, for the pipeline that holds their components."""
+        return (self._loop, self._after)
+
+    @torch.no_grad()
+    def run(self, pipeline: Pipeline, state: PipelineState, on_step: OnStep) -> tuple[torch.Tensor, torch.Tensor]:
+        """All steps; the clip's latents, `(1, 24, T, H, W)` and `(2, 32, latents)`, normalised.
+
+        Raises:
+            JobFailed: `numerical_error`, a latent is NaN or infinite.
+        """
+        inner = self._loop.get_block_state(state)
+        total = len(inner.timesteps)
+        for index, timestep in enumerate(inner.timesteps):
+            _, inner = self._loop.loop_step(pipeline, inner, i=index, t=timestep)
+            _finish(inner.latents)
+            on_step(index + 1, total)
+        self._loop.set_block_state(state, inner)
+        run_block(self._after, pipeline, state)
+        video, audio = state.get("latents"), state.get("audio_latents")
+        for name, latents in (("video", video), ("audio", audio)):
+            if not torch.isfinite(latents).all():
+                raise JobFailed(f"the {name} latents are not finite", code="numerical_error")
+        return video, audio
+
+
+def _finish(latents: torch.Tensor) -> None:
+    """Wait for the device: progress counts finished work, not queued work."""
+    if latents.is_cuda:
+        torch.cuda.synchronize(latents.device)

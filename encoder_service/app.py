@@ -1,0 +1,79 @@
+"""Builds the encoder service and runs it. Runs in its API process; no torch here."""
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+
+from encoder_service.commands import EncoderFacts, EncoderRankSettings
+from encoder_service.encoder import Encoder
+from encoder_service.routes import EncoderDeps, build_app
+from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
+from shared_runtime.logs import set_up_logging
+from shared_runtime.ranks.group import GroupLimits, ProcessGroup
+from shared_runtime.ranks.mesh import rank_specs
+from shared_runtime.serving import bind, serve, url_of
+from shared_schema.deploy.model import ServiceSettings
+from shared_schema.deploy.settings import EncoderSettings
+from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
+
+logger = logging.getLogger(__name__)
+
+NEEDS: frozenset[Component] = frozenset({"text_encoder", "tokenizer", "processor", "vae_encoder", "audio_vae_encoder"})
+
+
+def run(settings: EncoderSettings) -> None:
+    """Serve until TERM or INT.
+
+    Raises:
+        DeployError: port, files or settings are wrong.
+    """
+    set_up_logging(settings.log_level, "encoder-api")
+    listener = bind(settings.host, settings.port)
+    checkpoint = resolve_checkpoint(settings.model, NEEDS, revision=settings.deployment.model.revision)
+    asyncio.run(_serve(settings, checkpoint, listener))
+
+
+def group_limits(service: ServiceSettings) -> GroupLimits:
+    """The limits of a rank group out of the deploy file."""
+    return GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s)
+
+
+async def _serve(settings: EncoderSettings, checkpoint: Checkpoint, listener: socket.socket) -> None:
+    service, stage = settings.deployment.service, settings.deployment.encoder
+    group = ProcessGroup(
+        rank_specs("encoder", "tp", stage.devices),
+        "encoder_service.worker:main",
+        EncoderRankSettings(checkpoint.path, stage, Path(service.slab_folder), settings.log_level),
+        group_limits(service),
+    )
+    url = settings.advertise_url or url_of(listener)
+    encoder = Encoder(group, endpoint=url, lease_s=service.lease_s)
+    deps = EncoderDeps(encoder, group, _identity(settings, checkpoint, encoder), settings.internal_token)
+    sweeping = asyncio.create_task(encoder.sweep())
+
+    async def ready() -> None:
+        encoder.forget_all()
+        facts = group.facts
+        assert isinstance(facts, EncoderFacts)
+        logger.info("ready at %s: %s on %s, %d MiB", url, checkpoint.name, facts.device, facts.weight_bytes >> 20)
+
+    async def drain() -> None:
+        await encoder.drain(service.drain_s)
+        group.stop_gently()
+
+    try:
+        await serve(build_app(deps), listener, group.supervise(ready), drain)
+    finally:
+        sweeping.cancel()
+
+
+def _identity(settings: EncoderSettings, checkpoint: Checkpoint, encoder: Encoder) -> EncoderIdentity:
+    return EncoderIdentity(
+        schema_version=SCHEMA_VERSION,
+        instance_id=encoder.instance_id,
+        model=checkpoint.name,
+        weights_revision=checkpoint.revision,
+        text_only=settings.deployment.diffusion.text_only,
+        connector=settings.deployment.connector,
+    )

@@ -1,0 +1,144 @@
+"""Admission of encodings: one queue in front of the rank group, and a lease on everything that waits in it.
+
+Runs in the encoder's API process. The payloads themselves stay in the leader; here is only who may still ask for them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed
+from shared_runtime.ranks.group import RankGroup
+from shared_schema.encode import EncodeRequest, Encoding, Landing
+from shared_schema.errors import LeaseExpired, NotReady, RankDied
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Waiting:
+    """An encoding that nobody has pushed yet."""
+
+    expires_at: float
+
+
+class Encoder:
+    """The encode queue of one service."""
+
+    def __init__(self, group: RankGroup, *, endpoint: str, lease_s: float, clock: Callable[[], float] = time.time):
+        self._group = group
+        self._endpoint = endpoint
+        self._lease_s = lease_s
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._waiting: dict[str, _Waiting] = {}
+        self.instance_id = uuid.uuid4().hex
+        self.encoded = 0
+        self._draining = False
+
+    @property
+    def waiting(self) -> int:
+        """Encodings that are finished and not pushed."""
+        return len(self._waiting)
+
+    async def encode(self, request: EncodeRequest, files: tuple[Path, ...]) -> Encoding:
+        """Encode one request; `files` must stay readable until this returns.
+
+        Raises:
+            InvalidRequest: a file cannot be decoded after all.
+            NotReady: no rank group at present.
+            RankDied, RankFailed: the ranks could not.
+        """
+        encoding_id = uuid.uuid4().hex
+        async with self._turn:
+            if self._draining or not self._group.ready:
+                raise NotReady("the encoder is stopping" if self._draining else "the encoder's ranks are not ready")
+            encoded = await self._group.run(Encode(encoding_id, request, files))
+        assert isinstance(encoded, Encoded)
+        self.encoded += 1
+        expires_at = self._clock() + self._lease_s
+        self._waiting[encoding_id] = _Waiting(expires_at)
+        return Encoding(
+            id=encoding_id,
+            endpoint=self._endpoint,
+            manifest=encoded.manifest,
+            references=encoded.references,
+            timings=encoded.timings,
+            expires_at=expires_at,
+        )
+
+    async def push(self, encoding_id: str, landing: Landing) -> Pushed:
+        """Have the leader write a waiting payload into its landing.
+
+        Raises:
+            LeaseExpired: it is not waiting here.
+            TransportError, PayloadError: the landing is not what it says.
+        """
+        self._live(encoding_id)
+        pushed = await self._side(Push(encoding_id, landing))
+        self._waiting.pop(encoding_id, None)
+        return pushed
+
+    async def probe(self, landing: Landing, nbytes: int) -> Pushed:
+        """Have the leader write a known pattern, to prove the way."""
+        return await self._side(Probe(landing, nbytes))
+
+    async def _side(self, command: Push | Probe) -> Pushed:
+        pushed = await self._group.run(command, lane="side")
+        assert isinstance(pushed, Pushed)
+        return pushed
+
+    def renew(self, encoding_id: str) -> float:
+        """Another lease for a waiting encoding; its new end in Unix time."""
+        waiting = self._live(encoding_id)
+        waiting.expires_at = self._clock() + self._lease_s
+        return waiting.expires_at
+
+    def _live(self, encoding_id: str) -> _Waiting:
+        waiting = self._waiting.get(encoding_id)
+        if waiting is None or waiting.expires_at < self._clock():
+            raise LeaseExpired(f"encoding {encoding_id} is not here: it was pushed, dropped, or lapsed")
+        return waiting
+
+    async def drop(self, encoding_id: str) -> None:
+        """Forget an encoding; one that is not here is forgotten already."""
+        self._waiting.pop(encoding_id, None)
+        with contextlib.suppress(RankDied):
+            await self._group.run(Drop(encoding_id), lane="side")
+
+    async def count_tokens(self, prompt: str) -> int:
+        """How many tokens the text encoder would read.
+
+        Raises:
+            NotReady: no rank group at present.
+        """
+        if not self._group.ready:
+            raise NotReady("the encoder's ranks are not ready")
+        count = await self._group.run(CountTokens(prompt), lane="side")
+        assert isinstance(count, int)
+        return count
+
+    async def drain(self, limit_s: float) -> None:
+        """Take nothing new and let what is being encoded finish, for at most `limit_s` seconds."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s), self._turn:
+                pass
+
+    def forget_all(self) -> None:
+        """The ranks are new: what waited in the old ones is gone."""
+        self._waiting.clear()
+
+    async def sweep(self) -> None:
+        """Drop what has lapsed, every quarter of a lease, for ever."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            now = self._clock()
+            for encoding_id in [name for name, each in self._waiting.items() if each.expires_at < now]:
+                logger.info("encoding %s lapsed", encoding_id)
+                await self.drop(encoding_id)

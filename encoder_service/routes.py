@@ -1,0 +1,167 @@
+"""The encoder's internal HTTP API: encodings, pushes, probes, tokens, and health. Runs in its API process."""
+
+import hmac
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import cast
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter, ValidationError
+from starlette.datastructures import UploadFile
+
+from encoder_service.commands import Pushed
+from encoder_service.encoder import Encoder
+from shared_runtime.ranks.group import RankGroup
+from shared_schema.encode import (
+    READ_VERSIONS,
+    EncodeRequest,
+    EncoderIdentity,
+    Encoding,
+    ProbeRequest,
+    PushReceipt,
+    PushRequest,
+    TokensAnswer,
+    TokensRequest,
+)
+from shared_schema.errors import H3Error, InvalidRequest, RequestError
+from shared_schema.health import Health
+from shared_schema.tasks import MediaCaps, ReferenceLimits
+
+SAFETENSORS = "application/octet-stream"
+
+
+class WrongToken(RequestError):
+    """The caller does not know the token that both services share."""
+
+    status = 401
+    default_code = "invalid_token"
+
+
+@dataclass(frozen=True)
+class EncoderDeps:
+    """What the routes work with."""
+
+    encoder: Encoder
+    group: RankGroup
+    identity: EncoderIdentity
+    token: str | None
+
+
+def build_app(deps: EncoderDeps) -> FastAPI:
+    """The encoder's ASGI application."""
+    app = FastAPI(title="MiniMax-H3 encoder service", openapi_url="/openapi.json")
+    app.add_exception_handler(H3Error, _answer_error)
+    app.add_exception_handler(ValidationError, _answer_invalid)
+    app.include_router(_health_routes(deps))
+    app.include_router(_encoding_routes(deps))
+    return app
+
+
+async def _answer_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, H3Error)
+    return JSONResponse(error.body().model_dump(), status_code=error.status)
+
+
+async def _answer_invalid(_request: Request, error: Exception) -> Response:
+    invalid = InvalidRequest(str(error), param="request")
+    return JSONResponse(invalid.body().model_dump(), status_code=invalid.status)
+
+
+def _guard(token: str | None) -> Callable[[Request], Awaitable[None]]:
+    async def check(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+            raise WrongToken("this service needs the internal token that its peers share")
+
+    return check
+
+
+def _health_routes(deps: EncoderDeps) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/livez")
+    async def livez() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @routes.get("/readyz")
+    @routes.get("/health")
+    async def readyz(response: Response) -> Health:
+        healthy = deps.group.ready
+        response.status_code = 200 if healthy else 503
+        return Health(
+            status="healthy" if healthy else "unhealthy",
+            reason=None if healthy else "the encoder's ranks are not ready",
+            ranks=deps.group.health(),
+            restarts=deps.group.restarts,
+        )
+
+    return routes
+
+
+def _encoding_routes(deps: EncoderDeps) -> APIRouter:
+    routes = APIRouter(prefix="/v1", dependencies=[Depends(_guard(deps.token))])
+
+    @routes.get("/identity")
+    async def identity() -> EncoderIdentity:
+        return deps.identity
+
+    @routes.post("/encodings")
+    async def encode(http: Request) -> Encoding:
+        async with http.form(max_files=ReferenceLimits().total, max_part_size=MediaCaps().image_bytes) as form:
+            request = _read_request(form.get("request"))
+            uploads = [part for part in form.getlist("file") if isinstance(part, UploadFile)]
+            if len(uploads) != len(request.references):
+                raise InvalidRequest(f"{len(uploads)} files for {len(request.references)} references", param="file")
+            return await deps.encoder.encode(request, tuple(_unnamed_path(upload) for upload in uploads))
+
+    @routes.post("/encodings/{encoding_id}/push", response_model=PushReceipt)
+    async def push(encoding_id: str, body: PushRequest) -> Response | PushReceipt:
+        return _pushed(await deps.encoder.push(encoding_id, body.landing))
+
+    @routes.post("/encodings/{encoding_id}/lease")
+    async def lease(encoding_id: str) -> dict[str, float]:
+        return {"expires_at": deps.encoder.renew(encoding_id)}
+
+    @routes.delete("/encodings/{encoding_id}")
+    async def drop(encoding_id: str) -> dict[str, bool]:
+        await deps.encoder.drop(encoding_id)
+        return {"deleted": True}
+
+    @routes.post("/probes", response_model=PushReceipt)
+    async def probe(body: ProbeRequest) -> Response | PushReceipt:
+        return _pushed(await deps.encoder.probe(body.landing, body.bytes))
+
+    @routes.post("/tokens")
+    async def tokens(body: TokensRequest) -> TokensAnswer:
+        return TokensAnswer(tokens=await deps.encoder.count_tokens(body.prompt))
+
+    return routes
+
+
+def _read_request(part: object) -> EncodeRequest:
+    if not isinstance(part, str):
+        raise InvalidRequest("part `request` with the JSON of an EncodeRequest is missing", param="request")
+    request = TypeAdapter(EncodeRequest).validate_json(part)
+    if request.schema_version not in READ_VERSIONS:
+        raise InvalidRequest(
+            f"schema version {request.schema_version} is not read here, only {sorted(READ_VERSIONS)}", param="request"
+        )
+    return request
+
+
+def _unnamed_path(upload: UploadFile) -> Path:
+    """A path under which our ranks can open an upload that has no name, and so cannot be left behind."""
+    spooled = cast("SpooledTemporaryFile[bytes]", upload.file)
+    spooled.rollover()
+    spooled.flush()
+    return Path(f"/proc/{os.getpid()}/fd/{spooled.fileno()}")
+
+
+def _pushed(pushed: Pushed) -> Response | PushReceipt:
+    if pushed.blob is None:
+        return pushed.receipt
+    return Response(pushed.blob, media_type=SAFETENSORS, headers={"x-checksum": pushed.receipt.checksum})

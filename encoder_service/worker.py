@@ -1,0 +1,141 @@
+"""What runs in an encoder rank: load the three encoders, then encode, push and forget. Torch."""
+
+import logging
+import socket
+from typing import Any
+
+import torch
+
+from encoder_service.commands import (
+    CountTokens,
+    Drop,
+    Encode,
+    Encoded,
+    EncoderFacts,
+    EncoderRankSettings,
+    Probe,
+    Push,
+    Pushed,
+)
+from encoder_service.pipeline import EncoderPipeline
+from shared_runtime.logs import set_up_logging
+from shared_runtime.ranks.mesh import RankSpec
+from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main, torch_device
+from shared_runtime.transport.codec import check_values, checksum
+from shared_runtime.transport.inline import to_safetensors
+from shared_runtime.transport.shm import ShmSender
+from shared_runtime.weights import (
+    load_audio_vae,
+    load_processor,
+    load_text_encoder,
+    load_tokenizer,
+    load_video_vae,
+    weight_bytes,
+)
+from shared_schema.encode import InlineLanding, Landing, PushReceipt, ShmLanding
+from shared_schema.encoder_output import EncoderOutput
+from shared_schema.errors import LeaseExpired
+
+logger = logging.getLogger(__name__)
+
+
+class EncoderRank:
+    """The commands of the encoder service, on one rank."""
+
+    def __init__(self, spec: RankSpec, settings: EncoderRankSettings, beater: Beater) -> None:
+        self._device = torch_device(spec)
+        components = _load(settings, self._device, beater)
+        self._tokenizer = components["tokenizer"]
+        self._pipeline = EncoderPipeline(settings.checkpoint, components)
+        self._sender = ShmSender(settings.slab_folder)
+        self._waiting: dict[str, EncoderOutput] = {}
+        self._weight_bytes = sum(
+            weight_bytes(part) for part in components.values() if isinstance(part, torch.nn.Module)
+        )
+
+    @property
+    def facts(self) -> EncoderFacts:
+        """What this rank holds."""
+        return EncoderFacts(device=str(self._device), torch=torch.__version__, weight_bytes=self._weight_bytes)
+
+    def handle(self, command: object, task: TaskHandle) -> object:
+        """Do one command; see `encoder_service.commands`."""
+        match command:
+            case Encode():
+                return self._encode(command, task)
+            case Push(encoding_id, landing):
+                return self._push(encoding_id, landing)
+            case Drop(encoding_id):
+                self._waiting.pop(encoding_id, None)
+                return None
+            case Probe(landing, nbytes):
+                return self._probe(landing, nbytes)
+            case CountTokens(prompt):
+                return len(self._tokenizer(prompt, add_special_tokens=False)["input_ids"])
+            case _:
+                raise TypeError(f"an encoder rank does not know {type(command).__name__}")
+
+    def _encode(self, command: Encode, task: TaskHandle) -> Encoded:
+        encoded = self._pipeline.encode(command.request, command.files, task.step)
+        check_values(encoded.payload)
+        task.step()
+        self._waiting[command.encoding_id] = encoded.payload
+        return Encoded(encoded.payload.manifest, encoded.references, encoded.timings)
+
+    def _push(self, encoding_id: str, landing: Landing) -> Pushed:
+        payload = self._waiting.get(encoding_id)
+        if payload is None:
+            raise LeaseExpired(f"encoding {encoding_id} is not here: it was pushed, dropped, or lapsed")
+        pushed = self._deliver(landing, payload)
+        self._waiting.pop(encoding_id, None)
+        return pushed
+
+    def _deliver(self, landing: Landing, payload: EncoderOutput) -> Pushed:
+        match landing:
+            case ShmLanding():
+                return Pushed(self._sender.push(landing, payload))
+            case InlineLanding():
+                blob = to_safetensors(payload)
+                receipt = PushReceipt(bytes=len(blob), checksum=checksum(memoryview(blob)), seconds=0.0)
+                return Pushed(receipt, blob)
+
+    def _probe(self, landing: Landing, nbytes: int) -> Pushed:
+        pattern = _pattern(nbytes).numpy().data
+        match landing:
+            case ShmLanding():
+                return Pushed(self._sender.push_bytes(landing, pattern))
+            case InlineLanding():
+                receipt = PushReceipt(bytes=nbytes, checksum=checksum(pattern), seconds=0.0)
+                return Pushed(receipt, bytes(pattern))
+
+
+def _pattern(nbytes: int) -> torch.Tensor:
+    """Bytes that repeat nowhere near a page, so that a shifted or partial write shows."""
+    return (torch.arange(nbytes, dtype=torch.int64) * 2_654_435_761 >> 7).to(torch.uint8)
+
+
+def _load(settings: EncoderRankSettings, device: torch.device, beater: Beater) -> dict[str, Any]:
+    """Every component of the encode blocks, each from only the tensors that this service needs."""
+    path, components = settings.checkpoint, {}
+    components["tokenizer"] = load_tokenizer(path)
+    components["processor"] = load_processor(path)
+    for name, load in (
+        ("text_encoder", lambda: load_text_encoder(path, device)),
+        ("vae", lambda: load_video_vae(path, "encoder", device)),
+        ("audio_vae", lambda: load_audio_vae(path, "encoder", device)),
+    ):
+        components[name] = load()
+        beater.beat()
+    return components
+
+
+def build(spec: RankSpec, settings: object, beater: Beater) -> EncoderRank:
+    """Load an encoder rank; see `shared_runtime.ranks.worker.BuildService`."""
+    assert isinstance(settings, EncoderRankSettings)
+    set_up_logging(settings.log_level, spec.name)
+    return EncoderRank(spec, settings, beater)
+
+
+def main(spec: RankSpec, settings: object, end: socket.socket) -> None:
+    """Entry of the rank process, named by `encoder_service.app`."""
+    rank_main(build, spec, settings, end)

@@ -1,0 +1,81 @@
+"""How an API process lives: bind first, serve, supervise beside it, end within the drain time with exit code 0."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from shared_schema.errors import DeployError
+
+logger = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket of ours, before anything slow starts.
+
+    Raises:
+        DeployError: the port is taken, or the address is not of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise DeployError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """`http://host:port` of a bound socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling: it would raise SIGTERM again and end with -15."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    app: ASGIApp, listener: socket.socket, supervise: Awaitable[None], drain: Callable[[], Awaitable[None]]
+) -> None:
+    """Answer HTTP until TERM or INT, or until `supervise` ends; then `drain`, then close.
+
+    `supervise` is cancelled last, so that what drains can still use the ranks.
+
+    Raises:
+        Whatever `supervise` raised.
+    """
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    server = _Server(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    supervising = asyncio.ensure_future(supervise)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({supervising, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not supervising.done():
+            logger.info("stopping: work in progress is drained first")
+            await drain()
+    finally:
+        server.should_exit = True
+        stopping.cancel()
+        await serving
+        supervising.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await supervising
