@@ -1,4 +1,4 @@
-"""`python -m diffusion_service`, the same as `h3-diffusion`: the API process. A spawned rank imports this and starts nothing."""
+"""`python -m diffusion_service`, the same as `h3-diffusion`: the API process. Ranks import it and start nothing."""
 
 import sys
 

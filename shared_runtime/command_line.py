@@ -198,7 +198,7 @@ class ServerArguments(TypedDict):
     log_level: LogLevel
     served_model_name: str | None
     advertise_url: str | None
-    internal_token: str | None
+    shared_token: str | None
 
 
 def server_arguments(command: Command, deployment: Deployment) -> ServerArguments:
@@ -217,7 +217,7 @@ def server_arguments(command: Command, deployment: Deployment) -> ServerArgument
         log_level=command.choice("log-level", levels),
         served_model_name=command.text("served-model-name"),
         advertise_url=None if advertised is None else http_url(advertised),
-        internal_token=_token(deployment.service),
+        shared_token=_token(deployment.service),
     )
 
 

@@ -57,7 +57,8 @@ def load_deployment(
     Raises:
         DeployError: one line that names file and key and says what to change.
     """
-    layers = _read(_find(name_or_path, None), ())
+    plains, platforms = _read(_find(name_or_path, None), ())
+    layers = [*plains, *platforms]
     if stage_overrides is not None:
         layers = [*layers, override_layer(OVERRIDES_FLAG, stage_overrides)]
     if devices is not None:
@@ -81,8 +82,8 @@ def _find(name: str, beside: Path | None) -> Path:
     raise DeployError(f"no deploy file {str(file)!r}, and the presets are {', '.join(preset_names())}")
 
 
-def _read(file: Path, above: tuple[Path, ...]) -> list[Layer]:
-    """Layers of `file` and of what it inherits from, lowest first; platform layers lie over all plain ones."""
+def _read(file: Path, above: tuple[Path, ...]) -> tuple[list[Layer], list[Layer]]:
+    """What `file` and all that it inherits from say, lowest first; and what their `platforms` say."""
     here = file.resolve()
     if here in above:
         raise wrong(str(file), ("base_config",), "inherits from itself")
@@ -90,12 +91,11 @@ def _read(file: Path, above: tuple[Path, ...]) -> list[Layer]:
     base = raw.pop("base_config", None) if isinstance(raw, dict) else None
     plain, platform = file_layers(str(file), raw)
     if base is None:
-        return [plain, platform]
+        return [plain], [platform]
     if not isinstance(base, str):
         raise wrong(str(file), ("base_config",), f"is the name of a deploy file, not {base!r}")
-    below = _read(_find(base, file.parent), (*above, here))
-    half = len(below) // 2
-    return [*below[:half], plain, *below[half:], platform]
+    plains, platforms = _read(_find(base, file.parent), (*above, here))
+    return [*plains, plain], [*platforms, platform]
 
 
 def _parse(file: Path) -> object:
@@ -112,11 +112,11 @@ def _parse(file: Path) -> object:
 def _validate(layers: Sequence[Layer]) -> Deployment:
     tree = merge_all(layers)
     stages = tree.get("stages")
-    if isinstance(stages, dict):
-        tree["stages"] = [{"stage_id": i, **stages[i]} for i in sorted(stages)]
-        if list(stages) and sorted(stages) != [0, 1]:
-            missing = ({0, 1} - set(stages)).pop()
-            raise wrong(layers[0].source, ("stages",), f"stage {missing} is missing")
+    stages = stages if isinstance(stages, dict) else {}
+    for stage_id, what in ((0, "encoder"), (1, "diffusion")):
+        if stage_id not in stages:
+            raise wrong(layers[0].source, ("stages",), f"stage {stage_id} ({what}) is missing")
+    tree["stages"] = [{"stage_id": stage_id, **stages[stage_id]} for stage_id in (0, 1)]
     try:
         return Deployment.model_validate_json(json.dumps(tree, default=_not_plain))
     except ValidationError as error:

@@ -31,7 +31,8 @@ class ServerSettings:
     served_model_name: str | None
     """None: the hub id, or the folder's name."""
     advertise_url: str | None
-    internal_token: str | None = field(repr=False)
+    shared_token: str | None = field(repr=False)
+    """From `service.internal_token` or its file; what the two services show each other."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,11 @@ stages:
     gpu_memory_utilization: 0.6
     tensor_parallel_size: 2
     output_connectors: {to_stage_1: shared_memory_connector}
-    hf_overrides: {minimax_h3_encoder_components: {text_encoder: {parallel_mode: tp}, video_vae: {parallel_mode: patch}, audio_vae: {parallel_mode: leader}}}
+    hf_overrides:
+      minimax_h3_encoder_components:
+        text_encoder: {parallel_mode: tp}
+        video_vae: {parallel_mode: patch}
+        audio_vae: {parallel_mode: leader}
     default_sampling_params: {max_tokens: 1, temperature: 0.0, detokenize: false}
   - stage_id: 1                         # diffusion
     devices: "2,3,4,5"
@@ -150,7 +154,7 @@ def test_an_edge_without_connectors_is_shared_memory(tmp_path: Path) -> None:
 
 def test_vae_encoder_that_is_not_named_is_true_and_means_the_text_only_split(tmp_path: Path) -> None:
     text = VOCABULARY.replace("text_encoder: false, vae_encoder: false", "text_encoder: false")
-    text = "\n".join(line for line in text.splitlines() if "hf_overrides" not in line)
+    text = text.replace("        video_vae: {parallel_mode: patch}\n        audio_vae: {parallel_mode: leader}\n", "")
     assert load_deployment(written(tmp_path, text)).diffusion.text_only
 
 
@@ -273,7 +277,10 @@ def test_a_folder_called_like_a_preset_does_not_hide_it(tmp_path: Path, monkeypa
         ('{"0":{"ulysses_degree":2}}', "stages[0].ulysses_degree: unknown key"),
         ('{"0":{"enable_cpu_offload":true}}', "stages[0].enable_cpu_offload: belongs to stage 1"),
         ('{"0":{"quantization_config":{}}}', "stages[0].quantization_config: belongs to stage 1"),
-        ('{"0":{"default_sampling_params":{"temperature":0.7}}}', "stages[0].default_sampling_params.temperature: must"),
+        (
+            '{"0":{"default_sampling_params":{"temperature":0.7}}}',
+            "stages[0].default_sampling_params.temperature: must",
+        ),
         ('{"1":{"default_sampling_params":{"num_inference_steps":1}}}', "num_inference_steps: should be greater than"),
         ('{"1":{"default_sampling_params":{"extra_args":{"flow_shift":0}}}}', "flow_shift: should be greater than 0"),
         ('{"1":{"diffusion_quantization_config":"fp8"}}', "diffusion_quantization_config: is not JSON"),
@@ -282,7 +289,10 @@ def test_a_folder_called_like_a_preset_does_not_hide_it(tmp_path: Path, monkeypa
         ('{"1":{"devices":"2,cpu"}}', "stages[1].devices: lists GPU indices or `cpu`"),
         ('{"1":{"devices":"2,2,3,4"}}', "stages[1].devices: names a GPU twice"),
         ('{"1":{"devices":"2","devices":"3"}}', "names `devices` twice"),
-        ('{"1":{"ulysses_degree":2,"parallel_config":{"ulysses_degree":4}}}', "stages[1].ulysses_degree: is 2 here and 4"),
+        (
+            '{"1":{"ulysses_degree":2,"parallel_config":{"ulysses_degree":4}}}',
+            "stages[1].ulysses_degree: is 2 here and 4",
+        ),
         ('{"1":{"quantization_config":{},"diffusion_quantization_config":{}}}', "give one of them"),
         ('{"1":{"stage_input_payload_keys":["kv"]}}', "stages[1].stage_input_payload_keys[0]: should be 'encoder_outp"),
     ],
@@ -294,7 +304,9 @@ def test_wrong_overrides_are_one_line_that_names_the_flag(overrides: str, messag
 
 
 def test_one_device_may_be_a_plain_number(tmp_path: Path) -> None:
-    text = VOCABULARY.replace('devices: "0,1"', "devices: 0").replace("tensor_parallel_size: 2", "tensor_parallel_size: 1")
+    text = VOCABULARY.replace('devices: "0,1"', "devices: 0").replace(
+        "tensor_parallel_size: 2", "tensor_parallel_size: 1"
+    )
     assert load_deployment(written(tmp_path, text)).encoder.devices == ("0",)
 
 
