@@ -63,7 +63,6 @@ class ClipWriter:
         self._sound_warnings: tuple[str, ...] = ()
         self._writes: deque[Future[None]] = deque()
         self._closed = False
-        self._broken = False
         try:
             with _as_job_failure():
                 self._container, self._video, self._audio = _open(path, height, width)
@@ -137,14 +136,7 @@ class ClipWriter:
 
     def _submit(self, work: Callable[[], None]) -> None:
         self._settle(WAITING_WRITES)
-        self._writes.append(self._thread.submit(self._unless_broken, work))
-
-    def _unless_broken(self, work: Callable[[], None]) -> None:
-        """After a failed write libavformat crashes at the next one, so nothing runs any more."""
-        if not self._broken:
-            self._broken = True
-            work()
-            self._broken = False
+        self._writes.append(self._thread.submit(work))
 
     def _settle(self, waiting: int) -> None:
         while len(self._writes) > waiting:
