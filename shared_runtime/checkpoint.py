@@ -1,71 +1,31 @@
-"""Which files and tensors of a checkpoint a service needs, and where they lie; control side and ranks, without torch.
+"""Find the checkpoint that `--model` names and prove it complete for a service. Control side, without torch.
 
-The released layout: one folder a component, weights as safetensors, `modular_model_index.json` beside them. Each
-service takes only what it runs: the encoder service half of both VAEs, 50 layers of the text encoder and no head.
+A folder, `tiny`, or a hub id. Each service asks for its own components only; see `stored.py` for what they are.
 """
 
-import json
 import re
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from shared_runtime.hub import fetch, hub_patterns
+from shared_runtime.stored import (
+    INDEX,
+    Component,
+    component_folder,
+    has_weights,
+    missing_files,
+    read_json,
+    stored_tensors,
+)
+from shared_runtime.tiny import tiny_checkpoint
 from shared_schema.errors import DeployError
 from shared_schema.tasks import CanvasLimits
 
-Component = Literal[
-    "text_encoder",
-    "tokenizer",
-    "processor",
-    "vae_encoder",
-    "vae_decoder",
-    "audio_vae_encoder",
-    "audio_vae_decoder",
-    "transformer",
-    "transformer_ref",
-    "scheduler",
-    "audio_scheduler",
-]
+__all__ = ["Checkpoint", "Component", "hub_patterns", "resolve_checkpoint"]
 
-INDEX = "modular_model_index.json"
-TEXT_LAYERS = 50
-"""Decoder layers of the text encoder whose last hidden state the model conditions on; later ones are never run."""
-
-_FOLDERS: dict[Component, str] = {
-    "vae_encoder": "vae",
-    "vae_decoder": "vae",
-    "audio_vae_encoder": "audio_vae",
-    "audio_vae_decoder": "audio_vae",
-}
-_STEMS: dict[Component, str] = {
-    "text_encoder": "model",
-    "vae_encoder": "diffusion_pytorch_model",
-    "vae_decoder": "diffusion_pytorch_model",
-    "audio_vae_encoder": "diffusion_pytorch_model",
-    "audio_vae_decoder": "diffusion_pytorch_model",
-    "transformer": "diffusion_pytorch_model",
-    "transformer_ref": "diffusion_pytorch_model",
-}
-_PARTS: dict[Component, tuple[str, ...]] = {
-    "vae_encoder": ("encoder", "quant_conv"),
-    "vae_decoder": ("decoder", "post_quant_conv"),
-    "audio_vae_encoder": ("encoder", "pre_block", "mean_proj", "logs_proj"),
-    "audio_vae_decoder": ("decoder", "dec_in_proj"),
-}
-"""Modules of a VAE that belong to its half."""
-_TEXT_LAYER = re.compile(r"model\.language_model\.layers\.(\d+)\.")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OTHER_LAYOUT = ("FL2VA", "Ref2VA")
-_LONGEST_HEADER = 64 * 2**20
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """Where one tensor lies and what it is. `dtype` in safetensors' words, for example `BF16`."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -82,111 +42,87 @@ class Checkpoint:
     """Width of a text embedding."""
 
 
-def component_folder(path: Path, component: Component) -> Path:
-    """The folder that `component` lies in."""
-    return path / _FOLDERS.get(component, component)
+def resolve_checkpoint(
+    model: str, needs: frozenset[Component], *, revision: str | None = None, cache: Path | None = None
+) -> Checkpoint:
+    """The checkpoint `model`, fetched or built where that is called for, and complete for `needs`.
 
-
-def has_weights(component: Component) -> bool:
-    """Whether a component is a module with tensors."""
-    return component in _STEMS
-
-
-def needs_tensor(component: Component, name: str) -> bool:
-    """Whether `component` runs the tensor `name` of its folder."""
-    if component in _PARTS:
-        return name.split(".", 1)[0] in _PARTS[component]
-    if component == "text_encoder":
-        layer = _TEXT_LAYER.match(name)
-        if layer is not None:
-            return int(layer[1]) < TEXT_LAYERS
-        return not name.startswith(("lm_head.", "model.language_model.norm."))
-    return True
-
-
-def unneeded_parts(component: Component) -> tuple[str, ...]:
-    """Top-level modules of the other half of a VAE, which need not exist."""
-    other: dict[Component, Component] = {
-        "vae_encoder": "vae_decoder",
-        "vae_decoder": "vae_encoder",
-        "audio_vae_encoder": "audio_vae_decoder",
-        "audio_vae_decoder": "audio_vae_encoder",
-    }
-    return _PARTS[other[component]]
-
-
-def tensor_files(path: Path, component: Component) -> dict[str, Path]:
-    """Every tensor that the component's index names, by the file it lies in; without an index, its single file's.
+    Args:
+        model: a folder, `tiny`, or a hub id.
+        needs: what the service runs, a text encoder or a transformer among it.
+        revision: commit, tag or branch of a hub id; the hub's default when not given.
+        cache: folder for what is fetched or built; the user's own when not given.
 
     Raises:
-        DeployError: the component has no weights here, or its index is not one.
+        DeployError: no such model, a file is missing or broken, another layout, or the hub refuses; one line.
     """
-    folder, stem = component_folder(path, component), _STEMS[component]
-    index = folder / f"{stem}.safetensors.index.json"
-    if index.is_file():
-        return {name: folder / file for name, file in _weight_map(index).items()}
-    single = folder / f"{stem}.safetensors"
-    if not single.is_file():
-        raise DeployError(f"{single} is missing, and so is {index.name}")
-    return dict.fromkeys(_header(single), single)
+    path, commit = _locate(model, needs, revision, cache)
+    _refuse_other_layout(path)
+    missing = missing_files(path, needs)
+    if missing:
+        more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+        raise DeployError(f"{path / missing[0]}{more} missing: the folder is not complete for this service")
+    for component in sorted(needs):
+        if has_weights(component):
+            stored_tensors(path, component)
+    return Checkpoint(path, model, commit, _limits(path), _text_dim(path, needs))
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    found = read_json(index).get("weight_map")
-    if not isinstance(found, dict) or not all(
-        isinstance(file, str) and file == Path(file).name and file.endswith(".safetensors") for file in found.values()
-    ):
-        raise DeployError(f"{index} has no weight_map from tensors to safetensors files beside it")
-    return found
+def _locate(model: str, needs: frozenset[Component], revision: str | None, cache: Path | None) -> tuple[Path, str]:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve(), "local"
+    if model == "tiny":
+        try:
+            return tiny_checkpoint(cache), "local"
+        except OSError as error:
+            raise DeployError(f"the tiny checkpoint cannot be written: {error}; use --model DIR") from error
+    if not _HUB_ID.fullmatch(model):
+        raise DeployError(f"--model {model}: no such folder, and not a hub id (owner/name)")
+    path = fetch(model, needs, revision, cache)
+    return path, path.name
 
 
-def stored_tensors(path: Path, component: Component) -> dict[str, StoredTensor]:
-    """The tensors that `component` needs, from the headers of their files; no weight is read.
-
-    Raises:
-        DeployError: a file is missing or is no safetensors file, or does not hold what the index says.
-    """
-    files = {name: file for name, file in tensor_files(path, component).items() if needs_tensor(component, name)}
-    headers = {file: _header(file) for file in sorted(set(files.values()))}
-    for name, file in files.items():
-        if name not in headers[file]:
-            raise DeployError(f"tensor {name} is missing from {file}, where its index says it lies")
-    return {name: headers[file][name] for name, file in files.items()}
+def _refuse_other_layout(path: Path) -> None:
+    if (path / INDEX).is_file():
+        return
+    found = [name for name in _OTHER_LAYOUT if path.name == name or (path / name).is_dir()]
+    if found:
+        raise DeployError(
+            f"{path} is in the layout of {' and '.join(found)}, which is not served: expected {INDEX}, text_encoder, "
+            "tokenizer, processor, vae, audio_vae, transformer, transformer_ref, scheduler, audio_scheduler"
+        )
 
 
-def _header(file: Path) -> dict[str, StoredTensor]:
-    try:
-        with file.open("rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            if size > _LONGEST_HEADER:
-                raise ValueError(f"a header of {size} bytes")
-            entries: dict[str, Any] = json.loads(stream.read(size))
-        end = 8 + size + max((e["data_offsets"][1] for n, e in entries.items() if n != "__metadata__"), default=0)
-        if file.stat().st_size != end:
-            raise ValueError(f"{file.stat().st_size} bytes where its header says {end}")
-        return {
-            name: StoredTensor(file, entry["dtype"], tuple(entry["shape"]))
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        }
-    except FileNotFoundError as error:
-        raise DeployError(f"{file} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise DeployError(f"{file} is not a whole safetensors file: {error}; delete it and fetch it again") from error
+def _limits(path: Path) -> CanvasLimits:
+    index, released = read_json(path / INDEX), CanvasLimits()
+    return CanvasLimits(
+        short_edge=_pixels(index, "canvas_short_edge", released.short_edge),
+        max_pixels=_pixels(index, "canvas_max_pixels", released.max_pixels),
+        reference_short_edge=_pixels(index, "reference_image_short_edge", released.reference_short_edge),
+    )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the checkpoint.
+def _pixels(index: dict[str, Any], key: str, released: int) -> int:
+    value = index.get(key, released)
+    if type(value) is not int or value <= 0:
+        raise DeployError(f"{key} in {INDEX} is {value!r}, not a number of pixels")
+    return value
 
-    Raises:
-        DeployError: no such file, or no JSON object in it.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DeployError(f"{path} is missing") from error
-    except (OSError, ValueError) as error:
-        raise DeployError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise DeployError(f"{path} holds no JSON object")
-    return content
+
+def _text_dim(path: Path, needs: frozenset[Component]) -> int:
+    widths: dict[str, object] = {}
+    for component in sorted(needs & {"text_encoder", "transformer", "transformer_ref"}):
+        config = read_json(component_folder(path, component) / "config.json")
+        text = config.get("text_config")
+        if component == "text_encoder":
+            widths[component] = text.get("hidden_size") if isinstance(text, dict) else None
+        else:
+            widths[component] = config.get("text_dim")
+    found = set(widths.values())
+    if len(found) != 1:
+        raise DeployError(f"{path}: one width of a text embedding expected, found {widths}")
+    (width,) = found
+    if type(width) is not int or width <= 0:
+        raise DeployError(f"{path}: the width of a text embedding is {width!r} in {', '.join(widths)}")
+    return width

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers import Qwen2TokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
-from shared_runtime.checkpoint import (
+from shared_runtime.stored import (
     TEXT_LAYERS,
     Component,
     StoredTensor,
