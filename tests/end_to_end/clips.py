@@ -1,9 +1,13 @@
 """The requests whose clips are compared with the reference: plain data, and how each is written as a form."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+FilePart = tuple[str, tuple[str, bytes, str]]
+Part = tuple[str, tuple[str | None, bytes | str] | tuple[str | None, bytes | str, str | None]]
+"""As httpx takes a part of a multipart form: field, then name, content and type."""
 MediaKind = Literal["image", "video", "audio"]
 Role = Literal["first", "last", "reference"]
 CONTENT_TYPES = {
@@ -55,7 +59,7 @@ class Clip:
             "extra_params": extra,
         }
 
-    def parts(self, folder: Path) -> list[tuple[str, tuple[str, bytes, str]]]:
+    def parts(self, folder: Path) -> list[FilePart]:
         """The file parts of its form, in request order."""
         return [file_part(folder / medium.file) for medium in self.media]
 
@@ -68,7 +72,17 @@ class Clip:
         return f',"frame_indices":{indices}' if indices else ""
 
 
-def file_part(path: Path, field: str = "input_references") -> tuple[str, tuple[str, bytes, str]]:
+def clip_from_json(values: dict[str, Any]) -> Clip:
+    """The opposite of `Clip.as_json`."""
+    return Clip(**{**values, "media": tuple(Medium(**medium) for medium in values["media"])})
+
+
+def form(fields: Mapping[str, str], parts: Iterable[FilePart] = ()) -> list[Part]:
+    """Text and files as one multipart form, text first."""
+    return [*((name, (None, value)) for name, value in fields.items()), *parts]
+
+
+def file_part(path: Path, field: str = "input_references") -> FilePart:
     """One file as a part of a multipart form."""
     return (field, (path.name, path.read_bytes(), CONTENT_TYPES.get(path.suffix, "application/octet-stream")))
 

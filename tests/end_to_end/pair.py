@@ -8,12 +8,14 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from tests.end_to_end import processes
+from tests.end_to_end.clips import FilePart, form
 
 START_S = 240.0
 """Loading torch in two processes on a busy machine of two cores."""
@@ -139,14 +141,11 @@ class Pair:
         self.encoder.wait_ready(timeout_s)
         self.diffusion.wait_ready(timeout_s)
 
-    def post(
-        self, fields: dict[str, str], parts: list[tuple[str, tuple[str, bytes, str]]] | None = None
-    ) -> httpx.Response:
+    def post(self, fields: Mapping[str, str], parts: Iterable[FilePart] = ()) -> httpx.Response:
         """`POST /v1/videos` as a multipart form, whatever the answer."""
-        files = [*[(name, (None, value)) for name, value in fields.items()], *(parts or [])]
-        return self.client.post("/v1/videos", files=files)
+        return self.client.post("/v1/videos", files=form(fields, parts))
 
-    def submit(self, fields: dict[str, str], parts: list[tuple[str, tuple[str, bytes, str]]] | None = None) -> str:
+    def submit(self, fields: Mapping[str, str], parts: Iterable[FilePart] = ()) -> str:
         """The id of a job that was accepted."""
         answer = self.post(fields, parts)
         assert answer.status_code == 200, answer.text
@@ -219,7 +218,7 @@ class Pair:
         return wrong + left
 
 
-def make_pair(root: Path, model: str, service: dict[str, object] | None = None) -> Pair:
+def make_pair(root: Path, model: str, service: Mapping[str, object] | None = None) -> Pair:
     """A pair that is not started: free ports, folders of its own, the deploy file `tiny` with `service` over it."""
     mark = uuid.uuid4().hex
     slabs = Path(tempfile.mkdtemp(prefix="h3-test-", dir="/dev/shm"))
@@ -247,7 +246,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _deploy_file(service: dict[str, object]) -> str:
+def _deploy_file(service: Mapping[str, object]) -> str:
     lines = [f"  {key}: {value}" for key, value in service.items()]
     return "\n".join(["base_config: tiny", "service:", *lines, ""])
 

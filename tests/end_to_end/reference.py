@@ -20,11 +20,11 @@ from diffusers.modular_pipelines.minimax_h3 import (
 )
 from numpy.typing import NDArray
 
-from tests.end_to_end.clips import Clip, Medium
+from tests.end_to_end.clips import Clip, Medium, clip_from_json
 from tests.end_to_end.plain_media import SAMPLE_RATE, stereo_sound, upright_frames, upright_image
 
 
-class WidePipeline(MiniMaxH3ModularPipeline):
+class WidePipeline(MiniMaxH3ModularPipeline):  # type: ignore[misc]
     """diffusers' pipeline for 4 s and 15 s too, which the model makes and the library refuses."""
 
     @property
@@ -53,7 +53,7 @@ class MadeClip:
         }
 
 
-def load_pipeline(checkpoint: Path) -> WidePipeline:
+def load_pipeline(checkpoint: Path) -> Any:
     """Everything of the checkpoint in one process, each component in the dtype in which it is stored."""
     torch.set_num_threads(1)
     pipeline = WidePipeline.from_pretrained(str(checkpoint))
@@ -65,7 +65,7 @@ def load_pipeline(checkpoint: Path) -> WidePipeline:
     return pipeline
 
 
-def make_clip(pipeline: WidePipeline, clip: Clip, folder: Path) -> MadeClip:
+def make_clip(pipeline: Any, clip: Clip, folder: Path) -> MadeClip:
     """One clip, its media decoded from freshly opened files."""
     pipeline.scheduler.set_shift(clip.flow_shift)
     pipeline.audio_scheduler.set_shift(clip.audio_flow_shift)
@@ -103,16 +103,12 @@ def _reference(medium: Medium, path: Path) -> object:
             return MiniMaxH3AudioReference(audio=torch.from_numpy(stereo_sound(path)), sample_rate=SAMPLE_RATE)
 
 
-def _clip_from_json(values: dict[str, Any]) -> Clip:
-    return Clip(**{**values, "media": tuple(Medium(**medium) for medium in values["media"])})
-
-
 def main(arguments: list[str]) -> None:
     """Make every clip of the list; digests go to `digests.json`, pixels and samples to one `.npz` a clip."""
     checkpoint, folder, wanted, out = (Path(argument) for argument in arguments)
     pipeline = load_pipeline(checkpoint)
     digests = {}
-    for clip in map(_clip_from_json, json.loads(wanted.read_text())):
+    for clip in map(clip_from_json, json.loads(wanted.read_text())):
         made = make_clip(pipeline, clip, folder)
         digests[clip.name] = made.digests()
         np.savez(out / f"{clip.name}.npz", frames=made.frames, sound=made.sound)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end import processes
 from tests.end_to_end.bad_requests import ALL, BOMBS, FIELD, GOOD, Bad
-from tests.end_to_end.clips import file_part
+from tests.end_to_end.clips import file_part, form
 from tests.end_to_end.endless_upload import upload
 from tests.end_to_end.pair import Pair
 
@@ -135,7 +135,7 @@ def test_an_endless_upload_is_cut_off_while_it_streams(pair: Pair, chunked: bool
 def test_a_client_that_leaves_while_sending_leaves_nothing(pair: Pair, cases: Path, share: float) -> None:
     # case 6
     fields = {**GOOD, "extra_params": '{"task": "ref2va"}'}
-    files = [*((name, (None, value)) for name, value in fields.items()), file_part(cases / "vid_15s.mp4")]
+    files = form(fields, [file_part(cases / "vid_15s.mp4")])
     request = pair.client.build_request("POST", "/v1/videos", files=files)
     body = request.read()
     head = f"POST /v1/videos HTTP/1.1\r\nHost: h3\r\nContent-Type: {request.headers['content-type']}\r\n"

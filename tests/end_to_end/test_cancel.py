@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end import processes
-from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
+from tests.end_to_end.clips import EQUAL_CLIPS, TEXT, form
 from tests.end_to_end.pair import Pair
 
 LONG = {**TEXT.fields(), "size": "128x64", "num_frames": "362", "num_inference_steps": "200"}
@@ -114,8 +114,7 @@ def test_delete_of_a_running_job_lets_the_next_one_run(pair: Pair) -> None:
 
 def test_a_client_that_leaves_sync_cancels_its_job(pair: Pair) -> None:
     known = {job["id"] for job in pair.client.get("/v1/videos").json()["data"]}
-    files = [(name, (None, value)) for name, value in LONG.items()]
     with pytest.raises(Exception, match="timed out"):
-        pair.client.post("/v1/videos/sync", files=files, timeout=2)
+        pair.client.post("/v1/videos/sync", files=form(LONG), timeout=2)
     (job,) = (job["id"] for job in pair.client.get("/v1/videos").json()["data"] if job["id"] not in known)
     assert pair.wait_final(job, timeout_s=10)["status"] == "cancelled"

@@ -71,7 +71,8 @@ MIN_CORRELATION = 0.9
 
 def _blocks(frames: np.ndarray) -> np.ndarray:
     count, height, width, _ = frames.shape
-    return frames.reshape(count, height // 4, 4, width // 4, 4, 3).mean(axis=(2, 4))
+    means: np.ndarray = frames.reshape(count, height // 4, 4, width // 4, 4, 3).mean(axis=(2, 4))
+    return means
 
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> float:

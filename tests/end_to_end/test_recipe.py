@@ -1,11 +1,12 @@
 """The requests of vLLM-Omni's recipe as they stand, sizes made small for the tiny checkpoint."""
 
 import base64
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.clips import file_part
+from tests.end_to_end.clips import FilePart, file_part, form
 from tests.end_to_end.pair import Pair
 from tests.end_to_end.plain_media import ReadClip, read_clip
 
@@ -13,13 +14,10 @@ COMMON = {"prompt": "a lighthouse at dusk", "fps": "24", "num_inference_steps": 
 CANVAS = {**COMMON, "width": "128", "height": "64", "aspect_ratio": "16:9"}
 ADAPTIVE = {**COMMON, "aspect_ratio": "adaptive", "short_edge": "64"}
 
-Parts = list[tuple[str, tuple[str, bytes, str]]]
 
-
-def sync(pair: Pair, fields: dict[str, str], parts: Parts | None = None) -> ReadClip:
+def sync(pair: Pair, fields: dict[str, str], parts: Iterable[FilePart] = ()) -> ReadClip:
     """`curl -X POST $D/v1/videos/sync -F ... -o clip.mp4`, decoded."""
-    files = [*((name, (None, value)) for name, value in fields.items()), *(parts or [])]
-    answer = pair.client.post("/v1/videos/sync", files=files)
+    answer = pair.client.post("/v1/videos/sync", files=form(fields, parts))
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "video/mp4"
     for header in ("x-request-id", "x-video-id", "x-model", "x-inference-time-s", "x-stage-durations"):

@@ -1,0 +1,229 @@
+"""Measures the pair as a client sees it, beside the same work in one process without services.
+
+    python -m benchmarks.serve --json benchmarks/results/serve.json        the tiny checkpoint, both sides, in turn
+    python -m benchmarks.serve --url http://host:8000 --jobs 20 --concurrency 2 --size 1344x768 --steps 50
+
+Every time runs from sending the POST until the whole MP4 is here. Loading and one warm-up job a side are left out.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import httpx
+
+from benchmarks.figures import provenance, spread, stage_medians, write_json
+from benchmarks.served import ServedRun, run_job
+from shared_runtime.tiny import tiny_checkpoint
+from tests.end_to_end.clips import Clip, Medium
+from video_client.pair import Pair, PairSettings, free_ports
+from video_client.samples import make_samples
+
+Task = Literal["t2va", "fl2va", "ref2va"]
+READY_S = 300.0
+PICTURE, VIDEO, VOICE = "picture.png", "video.mp4", "voice.wav"
+MEDIA: dict[Task, tuple[Medium, ...]] = {
+    "t2va": (),
+    "fl2va": (Medium(PICTURE, role="first"),),
+    "ref2va": (Medium(PICTURE), Medium(VIDEO, "video"), Medium(VOICE, "audio")),
+}
+SMALLEST = Clip("smallest", "t2va", "a red ball", height=32, width=32, num_frames=107, num_inference_steps=2)
+
+
+@dataclass
+class Sides:
+    """Runs of one clip: through the services, and in one process where that was asked for."""
+
+    served: list[ServedRun] = field(default_factory=list)
+    alone_s: list[float] = field(default_factory=list)
+
+    def figures(self, clip: Clip) -> dict[str, object]:
+        """Everything that was measured, units in the names."""
+        totals = [run.total_s for run in self.served]
+        found: dict[str, object] = {
+            "request": clip.as_json(),
+            "forwards": self.served[0].forwards,
+            "file_bytes": self.served[0].file_bytes,
+            "served": {
+                "post_to_file": spread(totals),
+                "post_to_answer": spread([run.accepted_s for run in self.served]),
+                "stages": stage_medians([run.stages_s for run in self.served]),
+                "residual": spread([run.residual_s for run in self.served]),
+                "peak_memory_mb": max((run.peak_memory_mb or 0 for run in self.served), default=0),
+            },
+        }
+        if self.alone_s:
+            alone, served = spread(self.alone_s), spread(totals)
+            found["one_process"] = {"media_to_file": alone}
+            found["ratio"] = round(_median(served) / _median(alone), 4)
+            found["overhead_s"] = round(_median(served) - _median(alone), 4)
+        return found
+
+
+class OneProcess:
+    """The reference pipeline in a process of its own, which makes a clip for every order."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._answer()
+
+    def seconds(self, clip: Clip) -> float:
+        """Make the clip; how long it took there."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(clip.as_json()) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the one process ended with {self._process.wait()}")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def one_process(checkpoint: Path, media: Path, out: Path) -> Iterator[OneProcess]:
+    """Start it, loaded; ends with the context."""
+    command = [sys.executable, "-m", "benchmarks.one_process", str(checkpoint), str(media), str(out)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            yield OneProcess(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+@contextmanager
+def own_pair(model: str, deploy: str, folder: Path) -> Iterator[str]:
+    """Both services as children; the URL of the public API."""
+    encoder_port, diffusion_port = free_ports(2)
+    settings = PairSettings(model, deploy, encoder_port, diffusion_port, folder / "state", log_dir=folder / "logs")
+    with Pair(settings) as pair:
+        pair.wait_ready(READY_S)
+        yield settings.diffusion_url
+
+
+def measure(client: httpx.Client, alone: OneProcess | None, clip: Clip, media: Path, repeat: int) -> Sides:
+    """Warm both sides, then take turns, so that whatever else the machine does falls on both."""
+    sides = Sides()
+    for n in range(repeat + 1):
+        run = run_job(client, clip.fields(), clip.parts(media), media / "served.mp4")
+        seconds = alone.seconds(clip) if alone else None
+        if n == 0:
+            continue
+        sides.served.append(run)
+        sides.alone_s += [] if seconds is None else [seconds]
+        beside = "" if seconds is None else f", one process {seconds:.2f} s"
+        print(f"  {clip.name} {n}/{repeat}: served {run.total_s:.2f} s{beside}", flush=True)
+    return sides
+
+
+def load(client: httpx.Client, clip: Clip, media: Path, jobs: int, concurrency: int) -> Sides:
+    """Many jobs, some at once: what a caller waits under load."""
+    run_job(client, clip.fields(), clip.parts(media), media / "warm.mp4")
+
+    def one(number: int) -> ServedRun:
+        return run_job(client, clip.fields(), clip.parts(media), media / f"load{number}.mp4")
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        return Sides(served=list(pool.map(one, range(jobs))))
+
+
+def show(name: str, figures: dict[str, object]) -> None:
+    """The same numbers for people."""
+    served = figures["served"]
+    assert isinstance(served, dict)
+    print(f"\n{name}: {figures['forwards']} forwards, {figures['file_bytes']} bytes")
+    _row("POST to file", served["post_to_file"])
+    _row("POST to answer", served["post_to_answer"])
+    for stage, seconds in served["stages"].items():
+        print(f"  {stage.removesuffix('_s'):24} {seconds:9.3f} s")
+    _row("residual (signed)", served["residual"])
+    if "ratio" in figures:
+        alone = figures["one_process"]
+        assert isinstance(alone, dict)
+        _row("one process", alone["media_to_file"])
+        print(f"  {'served / one process':24} {figures['ratio']:9.3f}")
+        print(f"  {'overhead':24} {figures['overhead_s']:9.3f} s")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and write the file that was asked for."""
+    options = _parser().parse_args(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    width, height = (int(side) for side in options.size.split("x"))
+    clip = Clip("main", options.task, "a lighthouse at dusk", MEDIA[options.task], height=height, width=width)
+    clip = replace(clip, num_frames=options.frames, num_inference_steps=options.steps)
+    with tempfile.TemporaryDirectory(prefix="h3-benchmark-") as name:
+        folder = Path(name)
+        make_samples(folder)
+        figures = _beside(options, clip, folder) if options.url is None else _under_load(options, clip, folder)
+    figures = {**provenance(sys.argv), **figures}
+    if options.json:
+        write_json(options.json, figures)
+    return 0
+
+
+def _beside(options: argparse.Namespace, clip: Clip, folder: Path) -> dict[str, object]:
+    checkpoint = tiny_checkpoint() if options.model == "tiny" else Path(options.model)
+    found: dict[str, object] = {}
+    with (
+        own_pair(str(checkpoint), options.deploy_config, folder) as url,
+        httpx.Client(base_url=url, timeout=600) as client,
+        one_process(checkpoint, folder, folder / "alone.mp4") as alone,
+    ):
+        for each in (clip, SMALLEST):
+            found[each.name] = measure(client, alone, each, folder, options.repeat).figures(each)
+            show(each.name, found[each.name])  # type: ignore[arg-type]
+    return found
+
+
+def _under_load(options: argparse.Namespace, clip: Clip, folder: Path) -> dict[str, object]:
+    with httpx.Client(base_url=options.url, timeout=3600) as client:
+        figures = load(client, clip, folder, options.jobs, options.concurrency).figures(clip)
+    show(clip.name, figures)
+    return {"main": figures, "jobs": options.jobs, "concurrency": options.concurrency}
+
+
+def _median(figures: dict[str, object]) -> float:
+    value = figures["median_s"]
+    assert isinstance(value, float)
+    return value
+
+
+def _row(name: str, figures: dict[str, float]) -> None:
+    rest = ", ".join(f"{key.removesuffix('_s')} {figures[key]:.3f}" for key in ("p90_s", "p99_s", "min_s", "max_s"))
+    print(f"  {name:24} {figures['median_s']:9.3f} s   ({rest})")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.serve", description="Measure the pair through its public API.")
+    parser.add_argument("--url", help="a pair that runs; default: start one here and measure one process beside it")
+    parser.add_argument("--model", default="tiny", help="`tiny` or a checkpoint's folder")
+    parser.add_argument("--deploy-config", default="tiny")
+    parser.add_argument("--task", choices=sorted(MEDIA), default="ref2va")
+    parser.add_argument("--size", default="128x64")
+    parser.add_argument("--frames", type=int, default=345)
+    parser.add_argument("--steps", type=int, default=200, help="sigma points")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=10, help="with --url")
+    parser.add_argument("--concurrency", type=int, default=1, help="with --url")
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

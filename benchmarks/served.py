@@ -1,0 +1,56 @@
+"""One job through the public API as a client lives it: POST, poll, download, and what the job says of its stages."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from diffusion_service.mux import check_clip
+from tests.end_to_end.clips import FilePart, form
+
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """Seconds from sending the POST until the last byte of the MP4 is here, and the server's own account."""
+
+    total_s: float
+    accepted_s: float
+    """Until the POST was answered."""
+    stages_s: dict[str, float]
+    forwards: int
+    file_bytes: int
+    peak_memory_mb: float | None
+
+    @property
+    def residual_s(self) -> float:
+        """What no stage accounts for; negative where stages overlap."""
+        return self.total_s - sum(self.stages_s.values())
+
+
+def run_job(client: httpx.Client, fields: dict[str, str], parts: list[FilePart], out: Path) -> ServedRun:
+    """Make one clip and check that its file decodes.
+
+    Raises:
+        RuntimeError: refused, failed, or not the clip that was asked for.
+    """
+    begun = time.perf_counter()
+    answer = client.post("/v1/videos", files=form(fields, parts))
+    accepted = time.perf_counter() - begun
+    if answer.status_code != 200:
+        raise RuntimeError(f"POST answered {answer.status_code}: {answer.text}")
+    video = answer.json()
+    while video["status"] in ("queued", "in_progress"):
+        time.sleep(POLL_S)
+        video = client.get(f"/v1/videos/{video['id']}").json()
+    if video["status"] != "completed":
+        raise RuntimeError(f"job {video['id']} is {video['status']}: {video['error']}")
+    data = client.get(f"/v1/videos/{video['id']}/content").content
+    total = time.perf_counter() - begun
+    out.write_bytes(data)
+    facts = check_clip(out)
+    if facts.frames != video["num_frames"]:
+        raise RuntimeError(f"the file of {video['id']} holds {facts.frames} frames, not {video['num_frames']}")
+    return ServedRun(total, accepted, video["stage_durations"], video["forwards"], len(data), video["peak_memory_mb"])
