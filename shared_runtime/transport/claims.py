@@ -10,10 +10,6 @@ claims of old and new landings cannot meet.
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from shared_schema.errors import TransportError
 
 _FLOCK = struct.Struct("hhqqi4x")
 
@@ -30,18 +26,3 @@ def try_claim(fd: int, generation: int) -> bool:
 def drop_claim(fd: int, generation: int) -> None:
     """Give the claim back."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, generation, 1, 0))
-
-
-@contextmanager
-def claimed(fd: int, generation: int) -> Iterator[None]:
-    """Hold the claim of a generation for a block.
-
-    Raises:
-        TransportError: another process holds it: it is writing there, or the landing is being given back.
-    """
-    if not try_claim(fd, generation):
-        raise TransportError(f"landing {generation} is in use by another process")
-    try:
-        yield
-    finally:
-        drop_claim(fd, generation)

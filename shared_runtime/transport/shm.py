@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from shared_runtime.transport.claims import claimed
+from shared_runtime.transport.claims import drop_claim, try_claim
 from shared_runtime.transport.codec import checksum, copy
 from shared_runtime.transport.files import MappedSlab, SlabFolder
 from shared_runtime.transport.header import (
@@ -54,9 +54,15 @@ class ShmSender:
             raise TransportError(f"a landing of {landing.length} bytes was given for {data.nbytes} bytes")
         with self._lock:
             slab = self._slabs.open(landing.path)
-            with claimed(slab.fd, landing.generation):
+            if not try_claim(slab.fd, landing.generation):
+                # The owner marks a landing before it takes the claim to give it away.
+                self._check_reserved(slab, landing)
+                raise TransportError(f"landing {landing.generation} is being written by another sender")
+            try:
                 self._check_reserved(slab, landing)
                 return self._write(slab, landing, data.cast("B"))
+            finally:
+                drop_claim(slab.fd, landing.generation)
 
     def _write(self, slab: MappedSlab, landing: ShmLanding, data: memoryview) -> PushReceipt:
         start = landing.offset + HEADER_BYTES

@@ -1,0 +1,133 @@
+"""Second processes for the transport's tests: they run a function of this file, say lines, and can be killed."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shared_runtime.transport.codec import copy
+from shared_runtime.transport.shm import ShmSender, SlabReader
+from shared_runtime.transport.slab import Slab
+from shared_schema.encode import ShmLanding
+from shared_schema.errors import H3Error
+
+ROOT = Path(__file__).parents[3]
+
+
+class Child:
+    """One running second process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def say(self, line: str) -> None:
+        """Send it a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """The next line it says; empty when it has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> str:
+        """Wait for its end; what it wrote to stderr."""
+        _, noise = self.process.communicate(timeout=30)
+        return noise
+
+
+@contextmanager
+def child(role: str, *arguments: object) -> Iterator[Child]:
+    """Run `role` in a second interpreter; it is killed at the end of the block if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.shared_runtime.transport.processes", role, *map(str, arguments)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield Child(process)
+        finally:
+            process.kill()
+
+
+def _tell(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def _own(folder: Path, size: int, user: int) -> None:
+    """Own a slab until told to end. The user changes late: another user may not even read this interpreter."""
+    os.seteuid(user)
+    try:
+        slab = Slab.create(folder, size, "child")
+    except H3Error as error:
+        _tell(type(error).__name__, error)
+        return
+    _tell(slab.path)
+    sys.stdin.readline()
+    slab.close()
+
+
+def _copy_and_stop(target: memoryview, source: memoryview) -> None:
+    half = source.nbytes // 2
+    copy(target[:half], source[:half])
+    _tell("half")
+    sys.stdin.readline()
+    copy(target[half:], source[half:])
+
+
+def _push(folder: Path, stop: str) -> None:
+    """Push a pattern into every landing that comes in; with `stop`, wait for a line in the middle of each."""
+    sender = ShmSender(folder, copy=_copy_and_stop) if stop == "stop" else ShmSender(folder)
+    _tell("ready")
+    for line in sys.stdin:
+        landing = ShmLanding.model_validate_json(line)
+        try:
+            receipt = sender.push_bytes(landing, memoryview(pattern(landing)))
+        except H3Error as error:
+            _tell(type(error).__name__, error)
+        else:
+            _tell("pushed", receipt.checksum)
+
+
+def _read(folder: Path) -> None:
+    """Map one landing, print whether it holds the pattern, and stay."""
+    landing = ShmLanding.model_validate_json(sys.stdin.readline())
+    _tell(bytes(SlabReader(folder).view(landing)) == pattern(landing))
+    sys.stdin.readline()
+
+
+def pattern(landing: ShmLanding) -> bytes:
+    """Bytes that tell every generation from every other."""
+    unit = landing.generation.to_bytes(8, "little") + bytes.fromhex(landing.request_id)
+    return (unit * (landing.length // len(unit) + 1))[: landing.length]
+
+
+def wait_until_stopped(pid: int) -> None:
+    """Return once the kernel has stopped the process."""
+    for _ in range(1000):
+        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T":
+            return
+        time.sleep(0.005)
+    raise TimeoutError(f"process {pid} does not stop")
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    role, where, *rest = sys.argv[1:]
+    match role:
+        case "own":
+            _own(Path(where), int(rest[0]), int(rest[1]) if len(rest) > 1 else os.geteuid())
+        case "push":
+            _push(Path(where), rest[0] if rest else "")
+        case "read":
+            _read(Path(where))
