@@ -1,6 +1,7 @@
 """Fixture sounds: tones in every format, rate and layout, and files that must be refused."""
 
 import wave
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -37,7 +38,7 @@ def write_coded(path: Path, codec: str, samples: Samples, rate: int, layout: str
         resampler = av.AudioResampler(format=stream.format.name, layout=layout, rate=rate)
         interleaved = np.ascontiguousarray(samples, np.float32).reshape(1, -1)
         frame = av.AudioFrame.from_ndarray(interleaved, format="flt", layout=layout)
-        frame.sample_rate = rate
+        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
         for part in resampler.resample(frame):
             container.mux(stream.encode(part))
         container.mux(stream.encode(None))

@@ -1,0 +1,195 @@
+"""Sound: any rate, layout and codec -> 32 kHz stereo, in its place on a time line. API threads and encoder ranks."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from shared_runtime.media.boundary import DEFAULT_CAPS, check_bytes, decoding
+from shared_runtime.media.container import frames, open_container, prepare_sound, seconds, sound_stream
+from shared_runtime.media.formats import expect
+from shared_schema.errors import InvalidRequest
+from shared_schema.tasks import AUDIO_CHANNELS, SAMPLE_RATE, MediaCaps
+
+MIN_RATE, MAX_RATE = 2_000, 768_000
+"""Hz: what a file may carry. Below, one coded frame would grow to gigabytes."""
+MAX_CHANNELS = 16
+MAX_LEVEL = 64.0
+"""Full scale is 1; past 36 dB over it a float file holds no sound."""
+NEAR_END = Fraction(1, 10)
+"""Seconds by which a decoder may give more than the container declares: a coded frame's padding."""
+
+_CENTRE = 0.5**0.5
+_USUAL_LAYOUTS = {3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
+"""Layouts that a file means when it only counts its channels."""
+
+Waveform = NDArray[np.float32]
+"""`(2, samples)` at 32 kHz, full scale 1."""
+
+
+def decode_audio(
+    path: Path,
+    *,
+    max_seconds: float,
+    start_seconds: float = 0.0,
+    caps: MediaCaps = DEFAULT_CAPS,
+    param: str | None = None,
+) -> Waveform:
+    """Decode a sound file from `start_seconds` on, at most `max_seconds` of it: `(2, samples)` float32 at 32 kHz.
+
+    Raises:
+        InvalidRequest: not a sound, too many bytes, nothing to decode there, or it cannot be decoded.
+    """
+    found = expect(path, "audio", param)
+    check_bytes(path, caps.audio_bytes, "sound", param)
+    limit = int(max_seconds * SAMPLE_RATE)
+    with decoding("sound", param):
+        waveform = read_waveform(path, found.readers[0], origin=None, start=Fraction(start_seconds), limit=limit)
+    if waveform is None:
+        raise InvalidRequest(f"the sound has nothing after {start_seconds:g} seconds", param=param)
+    return waveform
+
+
+def read_waveform(path: Path, reader: str, *, origin: Fraction | None, start: Fraction, limit: int) -> Waveform | None:
+    """At most `limit` samples of a freshly opened file's first sound, or None where it has none.
+
+    Sample 0 lies `start` seconds after `origin` (None: after the sound's own beginning). A sound that begins later
+    has silence before it; one that began earlier is cut.
+    """
+    parts: list[Waveform] = []
+    missing = limit
+    with open_container(path, reader) as container:
+        stream = sound_stream(container)
+        if stream is None:
+            return None
+        decoded = frames(container, prepare_sound(stream))
+        first = next(decoded, None)
+        if first is None:
+            return None
+        begin = _begin(first, stream)
+        skip = round((start - (0 if origin is None else begin - origin)) * SAMPLE_RATE)
+        for part in _stereo(first, decoded):
+            if skip < 0:
+                parts.append(np.zeros((AUDIO_CHANNELS, min(-skip, missing)), np.float32))
+                missing -= parts[-1].shape[1]
+                skip = 0
+            kept = part[:, skip : skip + missing]
+            skip = max(0, skip - part.shape[1])
+            parts.append(kept)
+            missing -= kept.shape[1]
+            if not missing:
+                break
+    waveform: Waveform = np.concatenate(parts, axis=1) if parts else np.empty((AUDIO_CHANNELS, 0), np.float32)
+    return waveform if waveform.shape[1] else None
+
+
+def _begin(frame: Any, stream: Any) -> Fraction:
+    return seconds(frame.pts, stream) if frame.pts is not None else Fraction(0)
+
+
+def _stereo(first: Any, following: Iterator[Any]) -> Iterator[Waveform]:
+    """The frames as stereo at 32 kHz. FFmpeg's own mixing is used for nothing: it lowers mono and sums 5.1 past 1."""
+    check_shape(first)
+    channels = first.layout.nb_channels
+    # Packed samples past stereo, because PyAV reads planes of more than seven channels out of bounds.
+    sample_format = "fltp" if channels <= AUDIO_CHANNELS else "flt"
+    layout = {1: "mono", 2: "stereo"}.get(channels, first.layout)
+    resampler = av.AudioResampler(format=sample_format, layout=layout, rate=SAMPLE_RATE)
+    mix = _mixer(first.layout)
+    for frame in _chain(first, following):
+        for resampled in resampler.resample(frame):
+            part = mix(resampled.to_ndarray())
+            if not np.abs(part).max(initial=0) <= MAX_LEVEL:
+                raise InvalidRequest("the sound holds values that are no sound (not finite, or far past full scale)")
+            yield part
+
+
+def _chain(first: Any, following: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from following
+    yield None
+
+
+def check_shape(frame: Any) -> None:
+    """Refuse a sample rate or a number of channels that no sound has.
+
+    Raises:
+        InvalidRequest: outside the limits.
+    """
+    if not MIN_RATE <= frame.sample_rate <= MAX_RATE:
+        raise InvalidRequest(f"a sound has {MIN_RATE} to {MAX_RATE} samples a second, not {frame.sample_rate}")
+    if not 1 <= frame.layout.nb_channels <= MAX_CHANNELS:
+        raise InvalidRequest(f"a sound has 1 to {MAX_CHANNELS} channels, not {frame.layout.nb_channels}")
+
+
+def _mixer(layout: Any) -> Callable[[Waveform], Waveform]:
+    """What makes stereo of resampled samples: mono twice, stereo as it is, more mixed so that nothing can clip."""
+    channels = layout.nb_channels
+    if channels == 1:
+        return lambda samples: np.repeat(samples, AUDIO_CHANNELS, axis=0)
+    if channels == AUDIO_CHANNELS:
+        return lambda samples: samples
+    weights = _weights(_channel_names(layout))
+    return lambda samples: np.matmul(weights, samples.reshape(-1, channels).T)
+
+
+def _channel_names(layout: Any) -> list[str]:
+    names = [channel.name for channel in layout.channels]
+    usual = _USUAL_LAYOUTS.get(len(names))
+    if usual is not None and set(names) == {"NONE"}:
+        return [channel.name for channel in av.AudioLayout(usual).channels]
+    return names
+
+
+def _weights(names: list[str]) -> NDArray[np.float32]:
+    """`(2, channels)`: a side to its side, fronts whole and others at -3 dB, no LFE; each row sums to 1 at most."""
+    weights = np.zeros((AUDIO_CHANNELS, len(names)), np.float64)
+    for index, name in enumerate(names):
+        level = 1.0 if name in ("FL", "FR") else _CENTRE
+        if not name.startswith("LFE"):
+            weights[:, index] = level * ("R" not in name), level * ("L" not in name)
+    if not weights.any():
+        weights[:] = 1.0
+    normalised: NDArray[np.float32] = (weights / weights.sum(axis=1).max()).astype(np.float32)
+    return normalised
+
+
+@dataclass(frozen=True)
+class SoundExtent:
+    """Where a sound lies on its file's clock, exact seconds."""
+
+    begin: Fraction
+    end: Fraction
+
+
+def measure(path: Path, reader: str, until: Fraction) -> SoundExtent | None:
+    """Decode a file's first sound, keeping nothing, as far as `until` seconds after its beginning; None without sound.
+
+    Raises:
+        InvalidRequest: it cannot be decoded.
+    """
+    with open_container(path, reader) as container:
+        stream = sound_stream(container)
+        if stream is None:
+            return None
+        length, begin = Fraction(0), None
+        for frame in frames(container, prepare_sound(stream)):
+            check_shape(frame)
+            begin = _begin(frame, stream) if begin is None else begin
+            length += Fraction(frame.samples, frame.sample_rate)
+            if length > until:
+                break
+        if begin is None:
+            return None
+        return SoundExtent(begin, begin + _length(length, stream))
+
+
+def _length(decoded: Fraction, stream: Any) -> Fraction:
+    """The declared length where the decoder only adds padding to it or was stopped, else what was decoded."""
+    declared = seconds(stream.duration, stream) if stream.duration else decoded
+    return declared if declared > decoded or decoded - declared <= NEAR_END else decoded
