@@ -139,18 +139,33 @@ def read_command(
     Raises:
         DeployError: unknown or incomplete arguments.
     """
-    parser = build_parser(program, flags)
-    parsed = vars(parser.parse_args(list(arguments)))
-    if parsed["json"] and parsed["action"] != "show-config":
-        parser.error("--json goes with show-config")
+    found, unknown = build_parser(program, flags).parse_known_intermixed_args(list(arguments))
+    parsed = vars(found)
+    if unknown:
+        raise DeployError(f"unknown flag {unknown[0]}: --help lists all")
+    action = _action(parsed["action"])
+    if parsed["json"] and action != "show-config":
+        raise DeployError("--json goes with show-config")
     values = {flag.name: _given(flag, parsed[flag.name], environment.get(flag.variable, "")) for flag in flags}
-    return Command(action=parsed["action"], as_json=parsed["json"], values=values)
+    return Command(action, parsed["json"], values)
+
+
+def _action(words: Sequence[str]) -> Literal["serve", "show-config"]:
+    match words:
+        case []:
+            return "serve"
+        case ["serve" | "show-config" as action]:
+            return action
+        case _:
+            raise DeployError(
+                f"unknown command {' '.join(words)!r}: it is serve, which may be left out, or show-config"
+            )
 
 
 def build_parser(program: str, flags: Sequence[Flag]) -> argparse.ArgumentParser:
     """The argparse form of `flags`, with `show-config` and `--json`."""
     parser = _Parser(prog=program, allow_abbrev=False, description="Every flag is also an environment variable.")
-    parser.add_argument("action", nargs="?", choices=("serve", "show-config"), default="serve")
+    parser.add_argument("action", nargs="*", help="serve, which may be left out, or show-config", metavar="COMMAND")
     parser.add_argument("--json", action="store_true", help="with show-config: print JSON instead of YAML")
     for flag in flags:
         note = "" if flag.default is None else f", default {flag.default}"

@@ -1,0 +1,125 @@
+"""`h3-diffusion` as a shell sees it: one line and exit code 2 for wrong settings, before anything heavy is loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from diffusion_service.cli import FLAGS, PROGRAM, diffusion_settings
+from shared_runtime.command_line import deployment_of, read_command
+from shared_schema.deploy.settings import DiffusionSettings
+from shared_schema.errors import DeployError
+from tests.command import run_command
+
+HEAVY = {"torch", "fastapi", "uvicorn", "starlette", "sqlalchemy", "numpy", "av", "diffusers", "transformers"}
+TINY = ("--model", "tiny", "--deploy-config", "tiny")
+TP2_TO_TP4 = '{"1":{"tensor_parallel_size":4,"ulysses_degree":1}}'
+
+
+def settings(*arguments: str, variables: dict[str, str] | None = None) -> DiffusionSettings:
+    command = read_command(PROGRAM, FLAGS, arguments, variables or {})
+    return diffusion_settings(command, deployment_of(command, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--deploy-config is missing: give it, or set H3_DEPLOY_CONFIG"),
+        ((*TINY, "--task-type", "v2v"), "--task-type: is one of auto, combined, t2va, fl2va, ref2va, not 'v2v'"),
+        ((*TINY, "--encoder-url", "127.0.0.1:8001"), "--encoder-url: is a URL such as http://127.0.0.1:8001, not '12"),
+        ((*TINY, "--state-dir", "pyproject.toml"), "--state-dir: is a folder, not 'pyproject.toml'"),
+        ((*TINY, "--lora-path", "turbo.safetensors"), "--lora-path is not served yet"),
+        ((*TINY, "--devices", "cpu,cpu"), "--devices: stages[1].devices: must list 1 "),
+        (
+            ("--model", "tiny", "--deploy-config", "minimax_h3_disaggregated", "--devices", "0,1,2,99"),
+            "stage 1 uses GPUs 0,1,2,99: 100 visible GPUs are needed, ",
+        ),
+    ],
+)
+def test_wrong_settings_are_one_line_and_exit_code_2_before_anything_heavy_is_loaded(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    done = run_command("diffusion_service", *arguments)
+    assert (done.code, done.stdout, len(done.stderr)) == (2, "", 1)
+    assert done.stderr[0].startswith(f"h3-diffusion: {message}")
+    assert {"diffusion_service.cli", "pydantic"} <= done.imported
+    assert not HEAVY & done.imported
+
+
+def test_wrong_settings_are_found_in_under_a_second() -> None:
+    runs = [run_command("diffusion_service", *TINY, "--port", "x", trace=False) for _ in range(3)]
+    assert {run.code for run in runs} == {2}
+    assert min(run.seconds for run in runs) < 1
+
+
+def test_show_config_resolves_the_six_gpu_command_of_the_recipe() -> None:
+    arguments = ("show-config", "--deploy-config", "minimax_h3_disaggregated", "--stage-overrides", TP2_TO_TP4)
+    done = run_command("diffusion_service", *arguments, "--json")
+    assert (done.code, done.stderr) == (0, [])
+    encoder, diffusion = json.loads(done.stdout)["stages"]
+    assert (encoder["devices"], encoder["tensor_parallel_size"]) == ("0,1", 2)
+    assert diffusion["devices"] == "2,3,4,5"
+    parallel = diffusion["parallel_config"]
+    assert (parallel["tensor_parallel_size"], parallel["ulysses_degree"], parallel["vae_patch_parallel_size"]) == (
+        4,
+        1,
+        4,
+    )
+    assert not HEAVY & done.imported
+
+
+def test_show_config_reads_variables_and_its_yaml_is_a_deploy_file(tmp_path: Path) -> None:
+    variables = {"H3_DEPLOY_CONFIG": "tiny", "H3_STAGE_OVERRIDES": '{"1":{"default_sampling_params":{"seed":7}}}'}
+    done = run_command("diffusion_service", "show-config", variables=variables)
+    file = tmp_path / "resolved.yaml"
+    file.write_text(done.stdout, encoding="utf-8")
+    again = run_command("diffusion_service", "show-config", "--deploy-config", str(file))
+    assert "seed: 7" in done.stdout
+    assert again.stdout == done.stdout
+
+
+def test_show_config_refuses_a_wrong_file_like_a_start_does(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base_config: tiny\nservice: {slab: 7}\n", encoding="utf-8")
+    done = run_command("diffusion_service", "show-config", "--deploy-config", str(file))
+    assert done.code == 2
+    assert len(done.stderr) == 1
+    assert f"{file}: service.slab: unknown key" in done.stderr[0]
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    made = settings(*TINY)
+    assert (made.host, made.port, made.log_level) == ("127.0.0.1", 8000, "info")
+    assert made.encoder_urls == ("http://127.0.0.1:8001",)
+    assert (made.state_dir, made.task_type, made.lora_path) == (Path("state"), "auto", None)
+
+
+def test_a_flag_wins_over_its_variable_and_a_variable_over_the_file() -> None:
+    variables = {"H3_PORT": "9000", "H3_TASK_TYPE": "ref2va", "H3_DEVICES": "1"}
+    one_gpu = '{"1":{"devices":"5","ulysses_degree":1,"vae_patch_parallel_size":1}}'
+    arguments = ("--model", "tiny", "--deploy-config", "minimax_h3_disaggregated", "--stage-overrides", one_gpu)
+    made = settings(*arguments, variables=variables)
+    assert (made.port, made.task_type, made.deployment.diffusion.devices) == (9000, "ref2va", ("1",))
+    made = settings(*arguments, "--port", "9001", "--task-type", "t2va", "--devices", "2", variables=variables)
+    assert (made.port, made.task_type, made.deployment.diffusion.devices) == (9001, "t2va", ("2",))
+
+
+def test_encoder_urls_may_be_several() -> None:
+    made = settings(*TINY, "--encoder-url", "http://a:1/", "--encoder-url", "https://b")
+    assert made.encoder_urls == ("http://a:1", "https://b")
+    made = settings(*TINY, variables={"H3_ENCODER_URL": "http://a:1, http://b:2"})
+    assert made.encoder_urls == ("http://a:1", "http://b:2")
+
+
+@pytest.mark.parametrize("url", ["", "ftp://a", "http://", "http://a:0", "http://a:x", "a:1"])
+def test_an_encoder_url_is_a_url(url: str) -> None:
+    with pytest.raises(DeployError, match="--encoder-url: is a URL"):
+        settings(*TINY, "--encoder-url", url)
+
+
+def test_a_model_is_tiny_a_folder_or_a_hub_id(tmp_path: Path) -> None:
+    for model in ("tiny", str(tmp_path), "MiniMaxAI/MiniMax-H3"):
+        assert settings("--model", model, "--deploy-config", "tiny").model == model
+    for model in ("tinny", str(tmp_path / "none"), "./a/b", "a/b/c"):
+        with pytest.raises(DeployError, match="--model: is tiny, a folder that exists, or a hub id"):
+            settings("--model", model, "--deploy-config", "tiny")
