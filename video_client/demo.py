@@ -28,10 +28,9 @@ see is that every step works, from your files to MP4s with sound. It takes a min
 """
 AFTER = """\
 Random tiny weights make noise; that is all they can do. To serve the real model:
-    make serve MODEL=MiniMaxAI/MiniMax-H3 DEPLOY=minimax_h3_disaggregated
+    make serve MODEL=MiniMaxAI/MiniMax-H3   (README.md, "The real model": which GPUs, which settings)
 and then, in another terminal:
     .venv/bin/python -m video_client create "a red ball rolls over grass" --wait --output clip.mp4
-README.md says what hardware that needs.
 """
 
 
