@@ -1,11 +1,14 @@
 """The public shapes of `/v1/videos`: what a caller sends and what a job looks like from outside."""
 
-from typing import Literal
+import json
+import math
+import re
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from shared_schema.encode import UsedReference
-from shared_schema.tasks import Task
+from shared_schema.tasks import FPS, MAX_SIGMA_POINTS, MIN_SIGMA_POINTS, Task
 
 VideoStatus = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
 Phase = Literal["queued", "encoding", "transferring", "denoising", "decoding", "muxing"]
@@ -115,3 +118,180 @@ class VideoDeleted(PublicShape):
     id: str
     object: Literal["video.deleted"] = "video.deleted"
     deleted: Literal[True] = True
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,20}(\.0{1,6})?", value):
+        return int(value.partition(".")[0])
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError("is a whole number")
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str) and re.fullmatch(
+        r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?", value
+    ):
+        value = float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**70 and math.isfinite(value):
+        return float(value)
+    raise ValueError("is a finite number")
+
+
+def _flag(value: object) -> bool:
+    known: dict[object, bool] = {"true": True, "1": True, "false": False, "0": False, 1: True, 0: False}
+    word = value.lower() if isinstance(value, str) else value
+    if isinstance(word, str | int) and word in known:
+        return known[word]
+    raise ValueError("is true or false")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError("is text")
+
+
+def _ratio(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return repr(_number(value))
+
+
+def _ends(value: object) -> tuple[int, ...]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value if value.strip().startswith("[") else f"[{value}]")
+        except ValueError:
+            value = None
+    ends = tuple(_whole(end) for end in value) if isinstance(value, list | tuple) else (_whole(value),)
+    if ends not in ((0,), (-1,), (0, -1)):
+        raise ValueError("is [0], [-1] or [0, -1]")
+    return ends
+
+
+def _object(value: object) -> object:
+    if isinstance(value, dict | BaseModel):
+        return value
+    raise ValueError("is an object")
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number, also as text, as forms send it; never a boolean."""
+Number = Annotated[float, BeforeValidator(_number)]
+"""A finite number, also as text."""
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Ratio = Annotated[str, BeforeValidator(_ratio)]
+Shift = Annotated[Number, Field(gt=0, le=100)]
+Start = Annotated[Number, Field(ge=0, le=86_400)]
+Seed = Annotated[Whole, Field(ge=-(2**63), le=2**63 - 1)]
+Ends = Annotated[tuple[int, ...], BeforeValidator(_ends)]
+
+
+def _neutral_guidance(value: object) -> float:
+    if _number(value) not in (0.0, 1.0):
+        raise ValueError("is 0 or 1: this model has no guidance")
+    return _number(value)
+
+
+def _sound(value: object) -> bool:
+    if not _flag(value):
+        raise ValueError("is true: a clip always has sound")
+    return True
+
+
+def _no_interpolation(value: object) -> bool:
+    if _flag(value):
+        raise ValueError("is false: frames are never interpolated")
+    return False
+
+
+Guidance = Annotated[float, BeforeValidator(_neutral_guidance)]
+
+
+class CallerShape(BaseModel):
+    """Base of what callers send: unknown names are errors, and an absent field is None."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MediaReference(CallerShape):
+    """A reference by URL, in place of an uploaded file. Exactly one of the three URLs."""
+
+    image_url: Text | None = None
+    video_url: Text | None = None
+    audio_url: Text | None = None
+    use_audio: Flag | None = None
+    """Whether a video's own sound comes along; true where absent."""
+    start_time_seconds: Start | None = None
+    """Where in the file the reference begins."""
+
+
+class Target(CallerShape):
+    """`extra_params.target`: another spelling of length, shape and keyframes."""
+
+    duration_seconds: Number | None = None
+    aspect_ratio: Ratio | None = None
+    short_edge: Whole | None = None
+    frame_indices: Ends | None = None
+
+
+class ExtraParams(CallerShape):
+    """`extra_params`, as callers of vLLM-Omni send it."""
+
+    task: Task | None = None
+    duration: Number | None = None
+    duration_seconds: Number | None = None
+    target: Annotated[Target, BeforeValidator(_object)] | None = None
+    frame_index: Ends | None = None
+    frame_indices: Ends | None = None
+    start_time_seconds: Start | None = None
+    flow_shift: Shift | None = None
+    audio_flow_shift: Shift | None = None
+    aspect_ratio: Ratio | None = None
+
+
+class CreateVideo(CallerShape):
+    """`POST /v1/videos` without its media, which travels as files or `MediaReference` beside it.
+
+    One field at a time is proved here; how fields go together is the server's to decide.
+    """
+
+    prompt: Text | None = None
+    model: Text | None = None
+    seconds: Number | None = None
+    num_frames: Whole | None = None
+    fps: Annotated[Number, Field(ge=FPS, le=FPS)] | None = None
+    size: Annotated[Text, Field(pattern=r"^[0-9]{1,5}x[0-9]{1,5}$")] | None = None
+    """`WIDTHxHEIGHT`, pixels."""
+    width: Whole | None = None
+    height: Whole | None = None
+    aspect_ratio: Ratio | None = None
+    short_edge: Whole | None = None
+    num_inference_steps: Annotated[Whole, Field(ge=MIN_SIGMA_POINTS, le=MAX_SIGMA_POINTS)] | None = None
+    """Sigma points: one more than DiT forwards."""
+    flow_shift: Shift | None = None
+    audio_flow_shift: Shift | None = None
+    seed: Seed | None = None
+    """-1 draws one."""
+    num_outputs_per_prompt: Annotated[Whole, Field(ge=1, le=10)] | None = None
+    start_time_seconds: Start | None = None
+    """For every video and audio reference that says nothing itself."""
+    lora: JsonValue = None
+    quality: Literal["lossless", "high"] | None = None
+    return_stage_metrics: Flag | None = None
+    user: Annotated[Text, Field(max_length=512)] | None = None
+    priority: JsonValue = None
+    webhook_url: JsonValue = None
+    extra_params: Annotated[ExtraParams, BeforeValidator(_object)] | None = None
+
+    guidance_scale: Guidance | None = None
+    guidance_scale_2: Guidance | None = None
+    true_cfg_scale: Guidance | None = None
+    negative_prompt: Annotated[Text, Field(max_length=0)] | None = None
+    generate_sound: Annotated[bool, BeforeValidator(_sound)] | None = None
+    enable_frame_interpolation: Annotated[bool, BeforeValidator(_no_interpolation)] | None = None
+    audio_mode: Literal["native", "lock_source"] | None = None

@@ -1,0 +1,117 @@
+"""What this server serves and accepts: `/v1/models` and `/v1/limits`. Runs in the API process."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from diffusion_service.api.deps import ApiDeps
+from diffusion_service.api.limits import ServerLimits
+from shared_schema.errors import NotFound
+from shared_schema.tasks import (
+    ASPECT_RATIOS,
+    CANVAS_MULTIPLE,
+    DEFAULT_FRAMES,
+    FPS,
+    MAX_ASPECT,
+    MAX_FRAMES,
+    MAX_PROMPT_TOKENS,
+    MAX_SECONDS,
+    MAX_SIGMA_POINTS,
+    MIN_FRAMES,
+    MIN_SECONDS,
+    MIN_SIGMA_POINTS,
+    canvas_for_ratio,
+    is_aligned,
+    min_side,
+)
+
+
+def about_router(deps: ApiDeps) -> APIRouter:
+    """Models and limits; neither changes while the process lives."""
+    router = APIRouter(prefix="/v1", tags=["about"])
+
+    @router.get("/models")
+    async def models() -> Response:
+        """Every name under which this server serves its model."""
+        data = [_model(name, deps) for name in deps.limits.served_names]
+        return JSONResponse({"object": "list", "data": data})
+
+    @router.get("/models/{name:path}")
+    async def model(request: Request) -> Response:
+        """One served name."""
+        name = request.path_params["name"]
+        if name not in deps.limits.served_names:
+            raise NotFound(f"there is no model {name[:200]!a}", param="model")
+        return JSONResponse(_model(name, deps))
+
+    @router.get("/limits")
+    async def limits() -> Response:
+        """Sizes, lengths, counts and bytes that a request may have."""
+        return JSONResponse(describe(deps.limits))
+
+    return router
+
+
+def _model(name: str, deps: ApiDeps) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "minimax-h3", **deps.model_info}
+
+
+def describe(limits: ServerLimits) -> dict[str, object]:
+    """The limits for pages and clients; units are in the names."""
+    references, caps, body, defaults = limits.references, limits.caps, limits.body, limits.defaults
+    named = {name: ratio for name, ratio in ASPECT_RATIOS.items() if ":" in name}
+    return {
+        "object": "limits",
+        "models": list(limits.served_names),
+        "tasks": sorted(limits.tasks),
+        "size": {
+            "by_aspect_ratio": {name: str(canvas_for_ratio(*ratio, limits.canvas)) for name, ratio in named.items()},
+            "multiple_px": CANVAS_MULTIPLE,
+            "short_edge_px": limits.canvas.short_edge,
+            "max_pixels": limits.canvas.max_pixels,
+            "max_aspect": MAX_ASPECT,
+        },
+        "length": {
+            "fps": FPS,
+            "min_seconds": MIN_SECONDS,
+            "max_seconds": MAX_SECONDS,
+            "num_frames": [frames for frames in range(MIN_FRAMES, MAX_FRAMES + 1) if is_aligned(frames)],
+            "default_num_frames": DEFAULT_FRAMES,
+        },
+        "num_inference_steps": {
+            "min": MIN_SIGMA_POINTS,
+            "max": MAX_SIGMA_POINTS,
+            "default": defaults.num_inference_steps,
+        },
+        "defaults": {
+            "seed": defaults.seed,
+            "flow_shift": defaults.flow_shift,
+            "audio_flow_shift": defaults.audio_flow_shift,
+        },
+        "prompt": {"max_tokens": MAX_PROMPT_TOKENS},
+        "references": {
+            "max_images": references.images,
+            "max_videos": references.videos,
+            "max_audios": references.audios,
+            "max_total": references.total,
+            "min_seconds": references.min_seconds,
+            "max_seconds": references.max_seconds,
+            "min_fps": references.min_fps,
+            "max_fps": references.max_fps,
+            "min_side_px": min_side(limits.canvas),
+            "max_side_px": caps.max_side,
+            "max_aspect": references.max_aspect,
+            "max_keyframe_aspect": MAX_ASPECT,
+        },
+        "bytes": {
+            "max_image": caps.image_bytes,
+            "max_video": caps.video_bytes,
+            "max_audio": caps.audio_bytes,
+            "max_body": body.body_bytes,
+            "max_encoder_output": body.encoder_output_bytes,
+        },
+        "max_image_pixels": caps.image_pixels,
+        "queue_limit": limits.queue_limit,
+        "sync_timeout_seconds": limits.sync_timeout_s,
+        "retention_seconds": limits.retention_s,
+    }

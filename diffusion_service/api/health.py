@@ -1,0 +1,63 @@
+"""Health routes of the diffusion service. Runs in the API process."""
+
+import logging
+
+from fastapi import APIRouter
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+
+from diffusion_service.api.deps import ApiDeps
+from shared_schema.health import Health
+
+_LOG = logging.getLogger(__name__)
+
+
+def health_router(deps: ApiDeps) -> APIRouter:
+    """`/livez`, `/readyz`, `/readyz/api` and `/health`."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/livez")
+    async def live() -> Response:
+        """The process answers."""
+        return JSONResponse({"status": "alive"})
+
+    @router.get("/readyz", response_model=Health)
+    async def ready() -> Response:
+        """Weights, ranks and the way from an encoder are ready; else 503 with the reasons."""
+        return _answer(_overall(deps))
+
+    @router.get("/health", response_model=Health)
+    async def health() -> Response:
+        """The same in vLLM-Omni's form."""
+        return _answer(_overall(deps))
+
+    @router.get("/readyz/api", response_model=Health)
+    async def api_ready() -> Response:
+        """Store and disk work: jobs can be queued, whatever ranks and encoder do."""
+        return _answer(await _api(deps))
+
+    return router
+
+
+def _answer(report: Health) -> Response:
+    status = 200 if report.status == "healthy" else 503
+    return JSONResponse(report.model_dump(mode="json"), status_code=status)
+
+
+def _overall(deps: ApiDeps) -> Health:
+    report = deps.health.report()
+    if not deps.health.draining:
+        return report
+    reasons = "; ".join(reason for reason in ("draining", report.reason) if reason)
+    return report.model_copy(update={"status": "unhealthy", "reason": reasons})
+
+
+async def _api(deps: ApiDeps) -> Health:
+    try:
+        await deps.store.get("")
+        await run_in_threadpool(deps.artifacts.check)
+    except (SQLAlchemyError, OSError) as error:
+        _LOG.warning("store or disk does not work: %s", error)
+        return Health(status="unhealthy", reason="the store or the state folder does not work")
+    return Health(status="healthy")

@@ -1,0 +1,204 @@
+"""The routes of `/v1/videos`. Runs in the API process."""
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from diffusion_service.api.deps import ApiDeps
+from diffusion_service.api.errors import error_response
+from diffusion_service.api.intake import Intake
+from diffusion_service.api.schema import create_body
+from diffusion_service.jobs.job import Job, JobFailure
+from diffusion_service.jobs.store import Order
+from diffusion_service.mux import thumbnail
+from shared_schema.errors import JOB_HTTP_STATUS, H3Error, InvalidRequest, JobFailed, NotFound, NotImplementedYet
+from shared_schema.videos import Video, VideoDeleted, VideoList
+
+_NO_RETRY = {"x-should-retry": "false"}
+
+
+def videos_router(deps: ApiDeps) -> APIRouter:
+    """Every route under `/v1/videos`; the fixed names stand before the ids."""
+    routes = _Routes(deps)
+    router = APIRouter(prefix="/v1/videos", tags=["videos"])
+    body = {"requestBody": create_body()}
+    router.add_api_route("", routes.create, methods=["POST"], response_model=Video, openapi_extra=body)
+    router.add_api_route("/sync", routes.create_sync, methods=["POST"], openapi_extra=body)
+    router.add_api_route("", routes.list_, methods=["GET"], response_model=VideoList)
+    for path in ("/edits", "/extensions", "/characters", "/{video_id}/remix"):
+        router.add_api_route(path, _not_implemented, methods=["POST"], include_in_schema=False)
+    router.add_api_route("/characters/{name}", _not_implemented, methods=["GET", "DELETE"], include_in_schema=False)
+    router.add_api_route("/{video_id}", routes.get, methods=["GET"], response_model=Video)
+    router.add_api_route("/{video_id}", routes.delete, methods=["DELETE"], response_model=VideoDeleted)
+    router.add_api_route("/{video_id}/cancel", routes.cancel, methods=["POST"], response_model=Video)
+    router.add_api_route("/{video_id}/content", routes.content, methods=["GET"])
+    router.add_api_route("/{video_id}/content", routes.content, methods=["HEAD"], include_in_schema=False)
+    return router
+
+
+class _Routes:
+    """The handlers; all of them answer with a response that is already written."""
+
+    def __init__(self, deps: ApiDeps) -> None:
+        self._deps = deps
+        self._intake = Intake(deps)
+
+    async def create(self, request: Request) -> Response:
+        """Queue a clip."""
+        return await self._answer(await self._intake.accept(request))
+
+    async def create_sync(self, request: Request) -> Response:
+        """Make a clip and answer with it; a caller that leaves cancels it."""
+        job = await self._intake.accept(request)
+        ended = await self._until_ended(request, job.id)
+        if ended is None:
+            if await self._deps.store.get(job.id) is None:
+                raise NotFound(f"video {job.id} was deleted", param="video_id")
+            return _sync_error(JobFailed(f"video {job.id} is not ready yet; it goes on", code="timeout"), job.id)
+        if ended.status != "completed":
+            return _sync_error(_failure(ended), job.id)
+        return await self._file(ended, _sync_headers(ended))
+
+    async def list_(self, request: Request) -> Response:
+        """A page of jobs, newest first unless asked otherwise."""
+        query = request.query_params
+        page = await self._deps.store.page(
+            query.get("after"), _limit(query.get("limit", "20")), _order(query.get("order", "desc"))
+        )
+        videos = tuple([await self._video(job) for job in page.jobs])
+        ids = [video.id for video in videos]
+        answer = VideoList(
+            data=videos, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=page.has_more
+        )
+        return JSONResponse(answer.model_dump(mode="json"))
+
+    async def get(self, request: Request) -> Response:
+        """One job."""
+        return await self._answer(await self._job(request))
+
+    async def cancel(self, request: Request) -> Response:
+        """End a job; one that has ended stays as it is."""
+        job = await self._job(request)
+        return await self._answer(await self._deps.runner.cancel(job.id))
+
+    async def delete(self, request: Request) -> Response:
+        """End a job and forget it, with its files."""
+        job = await self._job(request)
+        await self._deps.runner.remove(job.id)
+        return JSONResponse(VideoDeleted(id=job.id).model_dump(mode="json"))
+
+    async def content(self, request: Request) -> Response:
+        """The clip, or a picture of it."""
+        job = await self._job(request)
+        variant, index = request.query_params.get("variant", "video"), request.query_params.get("index", "0")
+        if variant not in ("video", "thumbnail"):
+            raise InvalidRequest(f"variant is video or thumbnail, not {variant[:40]!a}", param="variant")
+        if index != "0":
+            raise InvalidRequest("index is 0: this video has one output", param="index")
+        if job.status != "completed":
+            raise NotFound(f"video {job.id} is {job.status}; its content can be read once it is completed")
+        if variant == "video":
+            return await self._file(job, {})
+        try:
+            picture = await run_in_threadpool(thumbnail, self._deps.artifacts.clip(job.id))
+        except FileNotFoundError as error:
+            raise _content_gone(job) from error
+        return Response(picture, media_type="image/jpeg")
+
+    async def _job(self, request: Request) -> Job:
+        video_id = request.path_params["video_id"]
+        job = await self._deps.store.get(video_id)
+        if job is None:
+            raise NotFound(f"there is no video {video_id[:64]!a}", param="video_id")
+        return job
+
+    async def _video(self, job: Job) -> Video:
+        deps = self._deps
+        waits = job.status == "queued"
+        position = 1 + await deps.store.queued_ahead(job.sequence) if waits else None
+        return job.video(queue_position=position, eta_seconds=None if job.finished else deps.runner.eta(job))
+
+    async def _answer(self, job: Job) -> Response:
+        video = await self._video(job)
+        headers = {"openai-poll-after-ms": str(self._deps.limits.poll_after_ms)}
+        return JSONResponse(video.model_dump(mode="json"), headers=headers)
+
+    async def _file(self, job: Job, headers: dict[str, str]) -> Response:
+        path = self._deps.artifacts.clip(job.id)
+        try:
+            facts = await run_in_threadpool(path.stat)
+        except FileNotFoundError as error:
+            raise _content_gone(job) from error
+        return FileResponse(path, media_type="video/mp4", filename=path.name, stat_result=facts, headers=headers)
+
+    async def _until_ended(self, request: Request, job_id: str) -> Job | None:
+        """The ended job, or None past the time limit. A caller that leaves cancels the job."""
+        left = asyncio.create_task(_left(request))
+        ended = asyncio.create_task(self._deps.runner.wait(job_id, self._deps.limits.sync_timeout_s))
+        try:
+            await asyncio.wait({left, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+            return await self._deps.runner.cancel(job_id)
+        finally:
+            await _stop(left, ended)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stop(*tasks: "asyncio.Task[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def _not_implemented() -> Response:
+    raise NotImplementedYet("this server does not edit, extend or remix videos, and has no characters")
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= 100):
+        raise InvalidRequest("limit is 1 to 100", param="limit")
+    return int(text)
+
+
+def _order(text: str) -> Order:
+    match text:
+        case "asc" | "desc":
+            return text
+        case _:
+            raise InvalidRequest("order is asc or desc", param="order")
+
+
+def _failure(job: Job) -> JobFailed:
+    failure = job.error or JobFailure(code="cancelled", message=f"video {job.id} was cancelled")
+    return JobFailed(failure.message, code=failure.code, param=failure.param)
+
+
+def _sync_error(error: H3Error, job_id: str) -> Response:
+    status = {str(code): status for code, status in JOB_HTTP_STATUS.items()}[error.code]
+    return error_response(error, status=status, headers={**_NO_RETRY, "X-Video-Id": job_id})
+
+
+def _sync_headers(job: Job) -> dict[str, str]:
+    video = job.video()
+    return {
+        "X-Video-Id": job.id,
+        "X-Model": quote(video.model, safe="/:@ ._-"),
+        "X-Inference-Time-S": f"{video.inference_time_s or 0.0:.3f}",
+        "X-Stage-Durations": json.dumps(video.stage_durations),
+        "X-Peak-Memory-MB": f"{video.peak_memory_mb or 0.0:.1f}",
+    }
+
+
+def _content_gone(job: Job) -> NotFound:
+    return NotFound(f"the content of video {job.id} is gone")
