@@ -215,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="tiny", help="`tiny` or a checkpoint's folder")
     parser.add_argument("--deploy-config", default="tiny")
     parser.add_argument("--task", choices=sorted(MEDIA), default="ref2va")
-    parser.add_argument("--size", default="128x64")
+    parser.add_argument("--size", default="64x64")
     parser.add_argument("--frames", type=int, default=345)
     parser.add_argument("--steps", type=int, default=200, help="sigma points")
     parser.add_argument("--repeat", type=int, default=5)

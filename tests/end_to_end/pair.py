@@ -62,7 +62,7 @@ class Service:
         """Whether `/readyz` says so. `AssertionError` when the process has ended instead."""
         assert self.process is not None
         code = self.process.poll()
-        assert code is None, f"{self.package} ended with {code} before it was ready\n{self.tail()}"
+        assert code is None, f"{self.package} ended with {code} before it was ready"
         try:
             return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
         except httpx.TransportError:
