@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 class Expected:
     """What an encoder must say of itself."""
 
-    model: str
     weights_revision: str
     text_only: bool
     connector: str
@@ -81,7 +80,7 @@ class EncoderLink:
     def _mismatch(self, identity: EncoderIdentity) -> str | None:
         if identity.schema_version not in READ_VERSIONS:
             return f"the encoder speaks schema version {identity.schema_version}, not {sorted(READ_VERSIONS)}"
-        for name in ("model", "weights_revision", "text_only", "connector"):
+        for name in ("weights_revision", "text_only", "connector"):
             theirs, ours = getattr(identity, name), getattr(self._expected, name)
             if theirs != ours:
                 return f"encoder and diffusion service differ in {name}: {theirs} there, {ours} here"
@@ -95,9 +94,8 @@ class EncoderLink:
             receipt = await self.client.probe(landing, nbytes)
             await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)
         except JobFailed as error:
-            raise EncoderAway(
-                f"the probe through shared memory failed: {error}; two hosts need NixlConnector"
-            ) from error
+            hint = "shared memory needs one host and one slab folder; two hosts need NixlConnector"
+            raise EncoderAway(f"the probe of the transport failed: {error}; {hint}") from error
         except SlabFull as error:
             raise EncoderAway("the probe waits for room in the slab") from error
         finally:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from pathlib import Path
 
 from encoder_service.commands import EncoderFacts, EncoderRankSettings
 from encoder_service.encoder import Encoder
@@ -44,12 +43,12 @@ async def _serve(settings: EncoderSettings, checkpoint: Checkpoint, listener: so
     group = ProcessGroup(
         rank_specs("encoder", "tp", stage.devices),
         "encoder_service.worker:main",
-        EncoderRankSettings(checkpoint.path, stage, Path(service.slab_folder), settings.log_level),
+        EncoderRankSettings(checkpoint.path, stage, service.slab_folder, settings.log_level),
         group_limits(service),
     )
     url = settings.advertise_url or url_of(listener)
     encoder = Encoder(group, endpoint=url, lease_s=service.lease_s)
-    deps = EncoderDeps(encoder, group, _identity(settings, checkpoint, encoder), settings.internal_token)
+    deps = EncoderDeps(encoder, group, _identity(settings, checkpoint, encoder), settings.shared_token)
     sweeping = asyncio.create_task(encoder.sweep())
 
     async def ready() -> None:

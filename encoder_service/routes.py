@@ -1,8 +1,9 @@
 """The encoder's internal HTTP API: encodings, pushes, probes, tokens, and health. Runs in its API process."""
 
+import asyncio
 import hmac
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -27,7 +28,7 @@ from shared_schema.encode import (
     TokensAnswer,
     TokensRequest,
 )
-from shared_schema.errors import H3Error, InvalidRequest, RequestError
+from shared_schema.errors import H3Error, InvalidRequest, RequestError, TaskCancelled
 from shared_schema.health import Health
 from shared_schema.tasks import MediaCaps, ReferenceLimits
 
@@ -116,7 +117,8 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
             uploads = [part for part in form.getlist("file") if isinstance(part, UploadFile)]
             if len(uploads) != len(request.references):
                 raise InvalidRequest(f"{len(uploads)} files for {len(request.references)} references", param="file")
-            return await deps.encoder.encode(request, tuple(_unnamed_path(upload) for upload in uploads))
+            files = tuple(_unnamed_path(upload) for upload in uploads)
+            return await _unless_gone(http, deps.encoder.encode(request, files))
 
     @routes.post("/encodings/{encoding_id}/push", response_model=PushReceipt)
     async def push(encoding_id: str, body: PushRequest) -> Response | PushReceipt:
@@ -140,6 +142,25 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
         return TokensAnswer(tokens=await deps.encoder.count_tokens(body.prompt))
 
     return routes
+
+
+async def _unless_gone(http: Request, work: Coroutine[None, None, Encoding]) -> Encoding:
+    """Do `work`, and cancel it once its caller has hung up."""
+    working = asyncio.create_task(work)
+    listening = asyncio.create_task(_hung_up(http))
+    try:
+        await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
+        working.cancel()  # does nothing to a finished task
+        return await working
+    except asyncio.CancelledError as error:
+        raise TaskCancelled("the caller hung up") from error
+    finally:
+        listening.cancel()
+
+
+async def _hung_up(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _read_request(part: object) -> EncodeRequest:

@@ -116,16 +116,15 @@ def _pattern(nbytes: int) -> torch.Tensor:
 
 def _load(settings: EncoderRankSettings, device: torch.device, beater: Beater) -> dict[str, Any]:
     """Every component of the encode blocks, each from only the tensors that this service needs."""
-    path, components = settings.checkpoint, {}
+    path = settings.checkpoint
+    components: dict[str, Any] = {}
     components["tokenizer"] = load_tokenizer(path)
     components["processor"] = load_processor(path)
-    for name, load in (
-        ("text_encoder", lambda: load_text_encoder(path, device)),
-        ("vae", lambda: load_video_vae(path, "encoder", device)),
-        ("audio_vae", lambda: load_audio_vae(path, "encoder", device)),
-    ):
-        components[name] = load()
-        beater.beat()
+    components["text_encoder"] = load_text_encoder(path, device)
+    beater.beat()
+    components["vae"] = load_video_vae(path, "encoder", device)
+    beater.beat()
+    components["audio_vae"] = load_audio_vae(path, "encoder", device)
     return components
 
 

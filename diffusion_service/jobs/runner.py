@@ -47,7 +47,8 @@ class _Conduct:
     phase: Phase = "queued"
     done: int = 0
     of: int = 1
-    written: tuple[Phase, int, int] | None = None
+    writer: asyncio.Task[None] | None = None
+    """Writes progress to the store as fast as the store takes it."""
     cancelled: bool = False
     """Its caller does not want it any more; otherwise a cancelled task means that the service stops."""
 
@@ -183,7 +184,11 @@ class JobRunner:
         """One job from queue to end, whatever that is."""
         job = conduct.job
         try:
-            await self._make(conduct)
+            try:
+                await self._make(conduct)
+            finally:
+                if conduct.writer is not None:
+                    conduct.writer.cancel()
         except asyncio.CancelledError:
             await self._stopped(conduct)
         except Transition as error:
@@ -256,16 +261,16 @@ class JobRunner:
 
     def _reach(self, conduct: _Conduct, phase: Phase, done: int, of: int) -> None:
         """Note progress; it is written as fast as the store takes it, the latest first."""
-        writing = conduct.written != (conduct.phase, conduct.done, conduct.of)
         conduct.phase, conduct.done, conduct.of = phase, done, of
-        if conduct.started and not writing:
-            asyncio.ensure_future(self._write(conduct))
+        if conduct.started and (conduct.writer is None or conduct.writer.done()):
+            conduct.writer = asyncio.create_task(self._write(conduct))
 
     async def _write(self, conduct: _Conduct) -> None:
-        while conduct.written != (now := (conduct.phase, conduct.done, conduct.of)):
+        written = None
+        while written != (now := (conduct.phase, conduct.done, conduct.of)):
             with contextlib.suppress(Transition, NotFound):
                 await self._store.change(conduct.job.id, _reaching(*now))
-            conduct.written = now
+            written = now
 
     # Ends
 

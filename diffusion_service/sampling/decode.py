@@ -99,7 +99,8 @@ def decode_sound(vae: AutoencoderKLMiniMaxH3Audio, latents: torch.Tensor) -> tor
     """
     mean = torch.tensor(vae.config.latents_mean, device=vae.device).view(1, -1, 1)
     std = torch.tensor(vae.config.latents_std, device=vae.device).view(1, -1, 1)
-    waveform = vae.decode(latents * std + mean, return_dict=False)[0].float()[:, 0].contiguous().cpu()
+    decoded = vae.decode(latents * std + mean, return_dict=False)[0]
+    waveform: torch.Tensor = decoded.float()[:, 0].contiguous().cpu()
     if not torch.isfinite(waveform).all():
         raise JobFailed("decoded samples are not finite", code="numerical_error")
     return waveform

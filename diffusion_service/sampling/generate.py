@@ -1,4 +1,4 @@
-"""One clip from a payload: prepare, denoise, decode, and write the file meanwhile. Runs in the diffusion leader; torch."""
+"""One clip from a payload: prepare, denoise, decode, and write the file meanwhile. Diffusion leader; torch."""
 
 import hashlib
 import time
@@ -33,15 +33,14 @@ class Generator:
     ) -> None:
         self._prepare = {task: blocks_of(task) for task in tasks}
         self._denoisers = {task: Denoiser(task) for task in tasks}
-        self._pipelines = {
-            task: assemble(
-                checkpoint, _named(task, self._prepare[task], self._denoisers[task]), _parts(task, components)
-            )
-            for task in tasks
-        }
+        self._pipelines = {task: assemble(checkpoint, self._steps(task), _parts(task, components)) for task in tasks}
         self._audio_vae = components["audio_vae"]
         pipeline = next(iter(self._pipelines.values()))
         self._video = VideoDecoder(components["vae"], pipeline.pixel_mean, pipeline.pixel_std, precision)
+
+    def _steps(self, task: Task) -> dict[str, ModularPipelineBlocks]:
+        steps = (*self._prepare[task], *self._denoisers[task].blocks)
+        return {f"{index}_{type(step).__name__}": step for index, step in enumerate(steps)}
 
     def generate(
         self,
@@ -92,12 +91,6 @@ class Generator:
             writer.write_frames(pixels)
             tell(ClipDone(min(index + 1, total), total))
         return digest.hexdigest()
-
-
-def _named(
-    task: Task, steps: tuple[ModularPipelineBlocks, ...], denoiser: Denoiser
-) -> dict[str, ModularPipelineBlocks]:
-    return {f"{task}_{index}": step for index, step in enumerate((*steps, *denoiser.blocks))}
 
 
 def _parts(task: Task, components: dict[str, Any]) -> dict[str, Any]:

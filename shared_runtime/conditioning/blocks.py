@@ -8,7 +8,7 @@ from diffusers import MiniMaxH3ModularPipeline
 from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState, SequentialPipelineBlocks
 
 
-class Pipeline(MiniMaxH3ModularPipeline):
+class Pipeline(MiniMaxH3ModularPipeline):  # type: ignore[misc]
     """The released pipeline with the durations that the contract serves: 4 s and 362 frames are legal."""
 
     @property

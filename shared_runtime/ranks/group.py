@@ -228,7 +228,10 @@ class ProcessGroup:
         """
         try:
             while True:
-                if self._forker is None or not self._forker.alive:
+                if self._forker is not None and not self._forker.alive:
+                    await self._forker.close()
+                    self._forker = None
+                if self._forker is None:
                     self._forker = await ForkerHandle.start(self._entry, self._on_exit)
                 generation = self._now = _Generation()
                 self._exited.clear()

@@ -1,0 +1,184 @@
+"""Builds the diffusion service and runs it. Runs in its API process; no torch here."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from diffusion_service.api import errors
+from diffusion_service.api.deps import ApiDeps
+from diffusion_service.api.limits import BodyCaps, RequestDefaults, ServerLimits
+from diffusion_service.api.router import build_router
+from diffusion_service.commands import DiffusionFacts, DiffusionRankSettings
+from diffusion_service.encoder_client import EncoderClient
+from diffusion_service.encoder_link import PROBE_BYTES, EncoderLink, Expected
+from diffusion_service.engine import Engine
+from diffusion_service.handover import Handover
+from diffusion_service.health import ServiceHealth
+from diffusion_service.jobs.artifacts import Artifacts
+from diffusion_service.jobs.runner import JobRunner
+from diffusion_service.jobs.store import SqlJobStore
+from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
+from shared_runtime.logs import set_up_logging
+from shared_runtime.ranks.group import GroupLimits, ProcessGroup
+from shared_runtime.ranks.mesh import rank_specs
+from shared_runtime.serving import bind, serve, url_of
+from shared_runtime.stored import component_folder, read_json
+from shared_runtime.transport.header import HEADER_BYTES
+from shared_runtime.transport.shm import ShmSender
+from shared_runtime.transport.sizing import largest_payload
+from shared_runtime.transport.slab import PAGE, Slab
+from shared_schema.deploy.settings import DiffusionSettings, partitions_for, tasks_served
+from shared_schema.errors import DeployError, NotReady
+from shared_schema.tasks import CanvasLimits, Task
+
+logger = logging.getLogger(__name__)
+
+ALWAYS_NEEDED: frozenset[Component] = frozenset({"vae_decoder", "audio_vae_decoder", "scheduler", "audio_scheduler"})
+
+
+def run(settings: DiffusionSettings) -> None:
+    """Serve until TERM or INT.
+
+    Raises:
+        DeployError: port, files, folders or settings are wrong.
+    """
+    set_up_logging(settings.log_level, "diffusion-api")
+    listener = bind(settings.host, settings.port)
+    # Whether both partitions fit is a question of GPU memory; on a CPU they do.
+    partitions = partitions_for(settings.task_type, both_fit=settings.deployment.diffusion.on_cpu)
+    if settings.task_type == "auto":
+        logger.info("task type auto serves %s", ", ".join(sorted(tasks_served(partitions))))
+    checkpoint = resolve_checkpoint(
+        settings.model, ALWAYS_NEEDED | set(partitions), revision=settings.deployment.model.revision
+    )
+    artifacts = Artifacts(settings.state_dir)
+    service = settings.deployment.service
+    slab = Slab.create(service.slab_folder, service.slab_bytes, f"diffusion-{listener.getsockname()[1]}")
+    try:
+        _check_slab(service.slab_bytes, checkpoint.limits, checkpoint.text_dim)
+        asyncio.run(_serve(settings, checkpoint, tasks_served(partitions), artifacts, slab, listener))
+    finally:
+        slab.close()
+        artifacts.close()
+
+
+def _check_slab(size: int, limits: CanvasLimits, text_dim: int) -> None:
+    need = largest_payload(limits, text_dim) + HEADER_BYTES + PAGE
+    if size < need:
+        raise DeployError(f"service.slab_bytes is {size}; the largest legal payload needs {need}")
+
+
+async def _serve(
+    settings: DiffusionSettings,
+    checkpoint: Checkpoint,
+    tasks: frozenset[Task],
+    artifacts: Artifacts,
+    slab: Slab,
+    listener: socket.socket,
+) -> None:
+    deployment, service = settings.deployment, settings.deployment.service
+    slab_folder = service.slab_folder
+    url = settings.advertise_url or url_of(listener)
+    group = ProcessGroup(
+        rank_specs("diffusion", "u", deployment.diffusion.devices),
+        "diffusion_service.worker:main",
+        DiffusionRankSettings(checkpoint.path, deployment.diffusion, tasks, slab_folder, settings.log_level),
+        GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
+    )
+    engine = Engine(group)
+    client = EncoderClient(
+        settings.encoder_urls[0], token=settings.shared_token, encode_timeout_s=service.encode_timeout_s
+    )
+    link = EncoderLink(client, slab, _expected(settings, checkpoint), service.lease_s)
+    sender = ShmSender(slab_folder)
+    store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}")
+    limits = _limits(settings, checkpoint, tasks)
+    handover = Handover(link, slab, sender, artifacts, service.lease_s)
+    runner = JobRunner(store, artifacts, handover, engine, retention_s=limits.retention_s)
+    health = ServiceHealth(engine, link)
+    deps = ApiDeps(store, artifacts, runner, limits, health, _token_counter(client, link), time.time)
+
+    async def ready() -> None:
+        facts = group.facts
+        assert isinstance(facts, DiffusionFacts)
+        logger.info("ready at %s: %s on %s, %d MiB", url, checkpoint.name, facts.device, facts.weight_bytes >> 20)
+
+    async def drain() -> None:
+        health.draining = True
+        await runner.drain(service.drain_s)
+        group.stop_gently()
+
+    async def supervise() -> None:
+        await runner.recover()
+        async with asyncio.TaskGroup() as tasks_of_service:
+            for task in (group.supervise(ready), runner.run(), link.watch()):
+                tasks_of_service.create_task(task)
+
+    try:
+        await serve(_app(deps), listener, supervise(), drain)
+    except* DeployError as broken:
+        raise DeployError(str(broken.exceptions[0])) from broken
+    finally:
+        sender.close()
+        await client.close()
+        await store.close()
+
+
+def _app(deps: ApiDeps) -> FastAPI:
+    app = FastAPI(title="MiniMax-H3 video service", version="1")
+    errors.install(app)
+    app.include_router(build_router(deps))
+    return app
+
+
+def _expected(settings: DiffusionSettings, checkpoint: Checkpoint) -> Expected:
+    room = settings.deployment.service.slab_bytes - PAGE - HEADER_BYTES
+    return Expected(
+        weights_revision=checkpoint.revision,
+        text_only=settings.deployment.diffusion.text_only,
+        connector=settings.deployment.connector,
+        probe_bytes=min(PROBE_BYTES, room),
+    )
+
+
+def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task]) -> ServerLimits:
+    service, sampling = settings.deployment.service, settings.deployment.diffusion.default_sampling_params
+    extra = sampling.extra_args
+    defaults = RequestDefaults(
+        seed=sampling.seed,
+        num_inference_steps=sampling.num_inference_steps,
+        flow_shift=extra.flow_shift or _shift(checkpoint.path, "scheduler"),
+        audio_flow_shift=extra.audio_flow_shift or _shift(checkpoint.path, "audio_scheduler"),
+    )
+    return ServerLimits(
+        served_names=(settings.served_model_name or checkpoint.name,),
+        text_dim=checkpoint.text_dim,
+        canvas=checkpoint.limits,
+        defaults=defaults,
+        tasks=tasks,
+        queue_limit=service.queue_limit,
+        sync_timeout_s=service.sync_timeout_s,
+        retention_s=service.retention_hours * 3600,
+        accept_when_not_ready=service.accept_when_not_ready,
+        caps=service.media_caps,
+        body=BodyCaps(),
+    )
+
+
+def _shift(path: Path, name: Component) -> float:
+    """The checkpoint's own flow shift."""
+    return float(read_json(component_folder(path, name) / "scheduler_config.json")["shift"])
+
+
+def _token_counter(client: EncoderClient, link: EncoderLink) -> Callable[[str], Awaitable[int]]:
+    async def count(prompt: str) -> int:
+        if link.reason is not None:
+            raise NotReady(f"a prompt this long is counted by the encoder: {link.reason}")
+        return await client.count_tokens(prompt)
+
+    return count

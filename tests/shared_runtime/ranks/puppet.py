@@ -1,0 +1,100 @@
+"""A rank service that does what a test tells it: in real rank processes, without weights."""
+
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+
+from shared_runtime.ranks.mesh import RankSpec
+from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
+from shared_schema.errors import DeployError, InvalidRequest
+
+
+@dataclass(frozen=True)
+class Puppet:
+    """How the service starts."""
+
+    unfit: str | None = None
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Say:
+    """Answer with the rank's name and pid."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Pass `count` steps of `seconds` each, reporting every one."""
+
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Pass no step for `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Raise:
+    """Raise on one rank."""
+
+    rank: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Die:
+    """Kill one rank."""
+
+    rank: int
+
+
+class PuppetRank:
+    """Does the commands above."""
+
+    facts = "puppet"
+
+    def __init__(self, spec: RankSpec) -> None:
+        self._spec = spec
+
+    def handle(self, command: object, task: TaskHandle) -> object:
+        match command:
+            case Say():
+                return self._spec.name, os.getpid()
+            case Steps(count, seconds):
+                for number in range(count):
+                    time.sleep(seconds)
+                    task.report(number)
+                    task.step()
+                return count
+            case Sleep(seconds):
+                time.sleep(seconds)
+            case Raise(rank, kind) if rank == self._spec.rank:
+                raise _ERRORS[kind]
+            case Die(rank) if rank == self._spec.rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+
+_ERRORS = {
+    "input": InvalidRequest("a bad file", param="input_references[1]"),
+    "memory": MemoryError("too much"),
+    "bug": ZeroDivisionError("a bug"),
+}
+
+
+def build(spec: RankSpec, settings: object, _beater: Beater) -> PuppetRank:
+    assert isinstance(settings, Puppet)
+    time.sleep(settings.load_s)
+    if settings.unfit is not None:
+        raise DeployError(settings.unfit)
+    return PuppetRank(spec)
+
+
+def main(spec: RankSpec, settings: object, end: socket.socket) -> None:
+    rank_main(build, spec, settings, end)
