@@ -69,14 +69,14 @@ def resolve_checkpoint(
 
 
 def _locate(model: str, needs: frozenset[Component], revision: str | None, cache: Path | None) -> tuple[Path, str]:
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder.resolve(), "local"
     if model == "tiny":
         try:
             return tiny_checkpoint(cache), "local"
         except OSError as error:
             raise DeployError(f"the tiny checkpoint cannot be written: {error}; use --model DIR") from error
+    folder = Path(model).expanduser()
+    if model and folder.is_dir():
+        return folder.resolve(), "local"
     if not _HUB_ID.fullmatch(model):
         raise DeployError(f"--model {model}: no such folder, and not a hub id (owner/name)")
     path = fetch(model, needs, revision, cache)

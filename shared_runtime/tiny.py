@@ -7,6 +7,7 @@
 
 import argparse
 import fcntl
+import itertools
 import json
 import shutil
 import struct
@@ -18,7 +19,7 @@ from shared_runtime import tiny_tensors as t
 
 Json = Mapping[str, object]
 
-_CONTENT = 1
+_CONTENT = 2
 """Raise it with every change of a byte: cached folders of older contents are then left aside."""
 
 SPECIAL_TOKENS = (
@@ -82,7 +83,7 @@ def build_tiny(folder: Path) -> None:
     for partition in ("transformer", "transformer_ref"):
         _write_json(folder / partition / "config.json", _transformer_config())
         tensors = t.tensors(partition, t.transformer(), "F32")
-        _write_shards(folder / partition, "diffusion_pytorch_model", tensors)
+        _write_shards(folder / partition, "diffusion_pytorch_model", tensors, (len(tensors) // 2,))
     for vae, config, names in (("vae", _video_config(), t.video_vae()), ("audio_vae", _audio_config(), t.audio_vae())):
         _write_json(folder / vae / "config.json", config)
         _write_safetensors(folder / vae / "diffusion_pytorch_model.safetensors", t.tensors(vae, names, "F32"))
@@ -90,7 +91,11 @@ def build_tiny(folder: Path) -> None:
 
 def _write_text_encoder(folder: Path) -> None:
     _write_json(folder / "config.json", _text_config())
-    _write_shards(folder, "model", t.tensors("text_encoder", t.text_encoder(), "BF16"))
+    tensors = t.tensors("text_encoder", t.text_encoder(), "BF16")
+    # The last file holds nothing but layers that are never run, as the released one's last files do.
+    names = [tensor.name for tensor in tensors]
+    cuts = tuple(names.index(f"model.language_model.layers.{layer}.self_attn.q_proj.weight") for layer in (25, 50))
+    _write_shards(folder, "model", tensors, cuts)
 
 
 def _write_json(path: Path, content: Json) -> None:
@@ -98,14 +103,14 @@ def _write_json(path: Path, content: Json) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _write_shards(folder: Path, stem: str, tensors: Sequence[t.Tensor]) -> None:
-    """Two files and their index, as the released checkpoint has it for what is too large for one file."""
-    half = len(tensors) // 2
+def _write_shards(folder: Path, stem: str, tensors: Sequence[t.Tensor], cuts: tuple[int, ...]) -> None:
+    """Several files, cut before the tensors numbered `cuts`, and their index: the form of what is too large for one."""
+    bounds = (0, *cuts, len(tensors))
     weight_map: dict[str, str] = {}
-    for number, shard in enumerate((tensors[:half], tensors[half:]), 1):
-        file = f"{stem}-{number:05d}-of-00002.safetensors"
-        _write_safetensors(folder / file, shard)
-        weight_map.update({tensor.name: file for tensor in shard})
+    for number, (start, end) in enumerate(itertools.pairwise(bounds), 1):
+        file = f"{stem}-{number:05d}-of-{len(bounds) - 1:05d}.safetensors"
+        _write_safetensors(folder / file, tensors[start:end])
+        weight_map.update({tensor.name: file for tensor in tensors[start:end]})
     total = sum(len(tensor.data) for tensor in tensors)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     _write_json(folder / f"{stem}.safetensors.index.json", index)

@@ -1,0 +1,333 @@
+"""Finding a checkpoint: folders, tiny, and a hub that is asked for exactly what a service runs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shared_runtime.checkpoint import Component, hub_patterns, resolve_checkpoint
+from shared_runtime.stored import missing_files, needs_tensor, stored_tensors
+from shared_runtime.tiny import build_tiny
+from shared_schema.errors import DeployError
+from shared_schema.tasks import CanvasLimits
+from tests.shared_runtime.fake_hub import COMMIT, REPOSITORY, FakeHub, released_tree, serving
+
+ENCODER: frozenset[Component] = frozenset(
+    {"text_encoder", "tokenizer", "processor", "vae_encoder", "audio_vae_encoder"}
+)
+DIFFUSION: frozenset[Component] = frozenset(
+    {"transformer", "vae_decoder", "audio_vae_decoder", "scheduler", "audio_scheduler"}
+)
+
+SERVICE = """
+import json, sys
+from shared_runtime.checkpoint import resolve_checkpoint
+from shared_schema.errors import DeployError
+model, revision, cache, *needs = sys.argv[1:]
+from pathlib import Path
+try:
+    found = resolve_checkpoint(model, frozenset(needs), revision=revision or None, cache=Path(cache))
+    print(json.dumps({"path": str(found.path), "revision": found.revision, "text_dim": found.text_dim}))
+except DeployError as error:
+    print(json.dumps({"error": str(error)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    build_tiny(folder)
+    return folder
+
+
+@pytest.fixture
+def broken(tiny: Path, tmp_path: Path) -> Path:
+    """A copy that a test may break."""
+    return shutil.copytree(tiny, tmp_path / "broken")
+
+
+@pytest.fixture
+def hub(tiny: Path) -> Iterator[FakeHub]:
+    with serving(FakeHub(released_tree(tiny))) as running:
+        yield running
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a service that resolves its checkpoint against the fake hub says."""
+
+    answer: dict[str, str | int]
+    seconds: float
+
+    @property
+    def error(self) -> str:
+        return str(self.answer["error"])
+
+
+def start(
+    hub: FakeHub,
+    cache: Path,
+    needs: frozenset[Component],
+    *,
+    revision: str = COMMIT,
+    offline: bool = False,
+    prefix: tuple[str, ...] = (),
+) -> Start:
+    settings = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": str(int(offline)), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    begin = time.monotonic()
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", SERVICE, REPOSITORY, revision, str(cache), *sorted(needs)],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Start(json.loads(done.stdout), time.monotonic() - begin)
+
+
+def descriptions(hub: FakeHub, *folders: str) -> set[str]:
+    return {"modular_model_index.json"} | {
+        path for path in hub.files if path.split("/")[0] in folders and path.endswith(".json")
+    }
+
+
+def test_the_encoder_fetches_its_own_files_only(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+    found = start(hub, tmp_path, ENCODER)
+    assert found.answer["revision"] == COMMIT
+    assert found.answer["text_dim"] == 32
+    assert hub.fetched == descriptions(hub, "text_encoder", "tokenizer", "processor", "vae", "audio_vae") | {
+        "text_encoder/model-00001-of-00003.safetensors",
+        "text_encoder/model-00002-of-00003.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+        "audio_vae/diffusion_pytorch_model.safetensors",
+    }
+
+
+def test_the_diffusion_service_fetches_its_own_files_only(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+    start(hub, tmp_path, DIFFUSION)
+    assert hub.fetched == descriptions(hub, "transformer", "vae", "audio_vae", "scheduler", "audio_scheduler") | {
+        "transformer/diffusion_pytorch_model-00001-of-00002.safetensors",
+        "transformer/diffusion_pytorch_model-00002-of-00002.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+        "audio_vae/diffusion_pytorch_model.safetensors",
+    }
+
+
+def test_what_one_service_fetched_the_other_does_not_fetch_again(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+    start(hub, tmp_path, ENCODER)
+    shared = hub.fetched
+    hub.requests.clear()
+    start(hub, tmp_path, DIFFUSION)
+    assert not shared & hub.fetched
+
+
+def test_a_second_start_asks_for_nothing(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+    start(hub, tmp_path, ENCODER)
+    hub.requests.clear()
+    assert "error" not in start(hub, tmp_path, ENCODER).answer
+    assert hub.requests == []
+
+
+def test_a_branch_is_looked_up_and_its_files_are_not_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
+    assert start(hub, tmp_path, DIFFUSION, revision="main").answer["revision"] == COMMIT
+    hub.requests.clear()
+    start(hub, tmp_path, DIFFUSION, revision="main")
+    assert hub.requests
+    assert hub.fetched == set()
+
+
+def test_offline_needs_no_hub(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+    start(hub, tmp_path, DIFFUSION, revision="main")
+    hub.requests.clear()
+    for revision in (COMMIT, "main"):
+        found = start(hub, tmp_path, DIFFUSION, revision=revision, offline=True)
+        assert found.answer["revision"] == COMMIT
+    assert hub.requests == []
+
+
+def test_offline_names_the_missing_file_at_once(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+    path = Path(str(start(hub, tmp_path, DIFFUSION).answer["path"]))
+    gone = "transformer/diffusion_pytorch_model-00002-of-00002.safetensors"
+    (path / gone).unlink()
+    found = start(hub, tmp_path, DIFFUSION, offline=True)
+    assert found.error.startswith(f"{gone} of {REPOSITORY} not in the cache, and HF_HUB_OFFLINE is set")
+    assert found.seconds < 5
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_has(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+    prefix: tuple[str, ...] = ()
+    if os.geteuid() == 0:
+        # Root writes through any mode unless it gives up the capability.
+        prefix = ("setpriv", "--bounding-set=-dac_override")
+        if shutil.which("setpriv") is None:
+            pytest.skip("root without setpriv cannot meet a folder that it may not write")
+    start(hub, tmp_path, DIFFUSION, revision="main")
+    folders = [tmp_path, *(p for p in tmp_path.rglob("*") if p.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        for revision in (COMMIT, "main"):
+            assert "error" not in start(hub, tmp_path, DIFFUSION, revision=revision, prefix=prefix).answer
+        refused = start(hub, tmp_path, ENCODER, prefix=prefix)
+        assert f"{REPOSITORY} cannot be fetched into {tmp_path}" in refused.error
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+def test_too_little_disk_is_said_before_any_weight_is_fetched(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+    hub.sizes["vae/diffusion_pytorch_model.safetensors"] = 10**18
+    found = start(hub, tmp_path, DIFFUSION)
+    assert found.error.startswith(f"{REPOSITORY} needs 1000000000.0 GB more in {tmp_path}, which has ")
+    assert not [path for path in hub.fetched if path.endswith(".safetensors")]
+
+
+def test_a_gated_hub_is_one_line(hub: FakeHub, tmp_path: Path) -> None:
+    hub.gated = True
+    assert start(hub, tmp_path, DIFFUSION).error == (
+        f"{REPOSITORY} is gated: accept its licence at {hub.url}/{REPOSITORY} and set HF_TOKEN"
+    )
+
+
+def test_an_unknown_revision_is_named(hub: FakeHub, tmp_path: Path) -> None:
+    assert f"{REPOSITORY} has no revision v9" in start(hub, tmp_path, DIFFUSION, revision="v9").error
+
+
+def test_a_hub_out_of_reach_is_said(hub: FakeHub, tmp_path: Path) -> None:
+    hub.url = "http://127.0.0.1:9"
+    assert "is out of reach" in start(hub, tmp_path, DIFFUSION, revision="main").error
+
+
+def test_a_repository_without_a_component_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+    del hub.files["scheduler/scheduler_config.json"]
+    assert "has no scheduler/scheduler_config.json" in start(hub, tmp_path, DIFFUSION).error
+
+
+def test_no_pattern_reaches_the_other_layout() -> None:
+    patterns = hub_patterns(ENCODER | DIFFUSION)
+    assert "modular_model_index.json" in patterns
+    assert all(pattern.split("/")[0].islower() for pattern in patterns)
+    assert not [pattern for pattern in patterns if pattern.endswith("safetensors")]
+
+
+def test_a_folder_is_resolved_with_its_geometry(tiny: Path) -> None:
+    found = resolve_checkpoint(str(tiny), ENCODER)
+    assert (found.path, found.revision, found.text_dim) == (tiny, "local", 32)
+    assert found.limits == CanvasLimits(short_edge=64, max_pixels=8192, reference_short_edge=64)
+
+
+def test_an_index_without_geometry_has_the_released_one(broken: Path) -> None:
+    (broken / "modular_model_index.json").write_text('{"_class_name": "MiniMaxH3ModularPipeline"}')
+    assert resolve_checkpoint(str(broken), DIFFUSION).limits == CanvasLimits()
+
+
+@pytest.mark.parametrize("value", [0, -64, "64", True, None])
+def test_a_geometry_that_is_no_number_of_pixels_is_refused(broken: Path, value: object) -> None:
+    (broken / "modular_model_index.json").write_text(json.dumps({"canvas_short_edge": value}))
+    with pytest.raises(DeployError, match="canvas_short_edge"):
+        resolve_checkpoint(str(broken), DIFFUSION)
+
+
+def test_tiny_is_built_where_the_cache_is(tmp_path: Path) -> None:
+    assert resolve_checkpoint("tiny", DIFFUSION, cache=tmp_path).path.parent == tmp_path
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DeployError, match="the tiny checkpoint cannot be written"):
+        resolve_checkpoint("tiny", DIFFUSION, cache=tmp_path / "file")
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "MiniMax-H3", "a/b/c", ""])
+def test_what_is_neither_folder_nor_hub_id_is_refused(model: str, tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match="no such folder, and not a hub id"):
+        resolve_checkpoint(model, DIFFUSION, cache=tmp_path)
+
+
+def test_a_missing_file_is_named(broken: Path) -> None:
+    (broken / "processor" / "processor_config.json").unlink()
+    with pytest.raises(DeployError, match=r"processor/processor_config\.json missing"):
+        resolve_checkpoint(str(broken), ENCODER)
+    resolve_checkpoint(str(broken), DIFFUSION)
+
+
+def test_files_of_layers_that_are_never_run_may_be_missing(broken: Path) -> None:
+    (broken / "text_encoder" / "model-00003-of-00003.safetensors").unlink()
+    resolve_checkpoint(str(broken), ENCODER)
+    assert missing_files(broken, ENCODER) == []
+
+
+def test_half_a_file_is_named(broken: Path) -> None:
+    file = broken / "vae" / "diffusion_pytorch_model.safetensors"
+    with file.open("r+b") as stream:
+        stream.truncate(file.stat().st_size // 2)
+    with pytest.raises(DeployError, match=f"{file} is not a whole safetensors file"):
+        resolve_checkpoint(str(broken), DIFFUSION)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\xff" * 64, b"\2\0\0\0\0\0\0\0[]", b"\2\0\0\0\0\0\0\0{}x"])
+def test_what_is_no_safetensors_file_is_named(broken: Path, content: bytes) -> None:
+    (broken / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(content)
+    with pytest.raises(DeployError, match="is not a whole safetensors file"):
+        stored_tensors(broken, "vae_decoder")
+
+
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", 7])
+def test_an_index_names_files_beside_it_only(broken: Path, file: object) -> None:
+    index = broken / "transformer" / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"proj_in.weight": file}}))
+    with pytest.raises(DeployError, match="no weight_map from tensors to safetensors files beside it"):
+        stored_tensors(broken, "transformer")
+
+
+def test_an_index_that_contradicts_its_files_is_named(broken: Path) -> None:
+    index = broken / "transformer" / "diffusion_pytorch_model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["proj_in.weight"] = "diffusion_pytorch_model-00002-of-00002.safetensors"
+    index.write_text(json.dumps(content))
+    with pytest.raises(DeployError, match=r"tensor proj_in\.weight is missing from"):
+        resolve_checkpoint(str(broken), DIFFUSION)
+
+
+@pytest.mark.parametrize("inside", ["", "FL2VA"])
+def test_the_other_layout_is_refused_with_the_folders_expected(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "FL2VA").mkdir()
+    with pytest.raises(DeployError, match=r"layout of FL2VA, which is not served: expected .*text_encoder, tokenizer"):
+        resolve_checkpoint(str(tmp_path / inside), DIFFUSION)
+
+
+def test_two_text_widths_are_refused(broken: Path) -> None:
+    config = broken / "transformer" / "config.json"
+    config.write_text(config.read_text().replace('"text_dim": 32', '"text_dim": 48'))
+    with pytest.raises(DeployError, match="one width of a text embedding"):
+        resolve_checkpoint(str(broken), ENCODER | DIFFUSION)
+
+
+@pytest.mark.parametrize(
+    ("component", "name", "needed"),
+    [
+        ("text_encoder", "model.language_model.layers.49.mlp.up_proj.weight", True),
+        ("text_encoder", "model.language_model.layers.50.mlp.up_proj.weight", False),
+        ("text_encoder", "model.language_model.norm.weight", False),
+        ("text_encoder", "lm_head.weight", False),
+        ("text_encoder", "model.visual.merger.norm.weight", True),
+        ("vae_encoder", "quant_conv.weight", True),
+        ("vae_encoder", "post_quant_conv.weight", False),
+        ("vae_decoder", "post_quant_conv.weight", True),
+        ("audio_vae_encoder", "pre_block.proj.weight", True),
+        ("audio_vae_decoder", "pre_block.proj.weight", False),
+        ("audio_vae_decoder", "dec_in_proj.weight", True),
+        ("transformer", "proj_out.weight", True),
+    ],
+)
+def test_a_component_needs_the_tensors_it_runs(component: Component, name: str, needed: bool) -> None:
+    assert needs_tensor(component, name) is needed
