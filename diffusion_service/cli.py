@@ -81,5 +81,5 @@ def check_startable(settings: DiffusionSettings, environment: Mapping[str, str])
     stage = settings.deployment.diffusion
     if not stage.on_cpu:
         check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), count_gpus()))
-    check_served(settings.deployment, settings.lora_path)
+    check_served(settings.deployment, lora_path=settings.lora_path, encoders=len(settings.encoder_urls))
     check_port(settings.host, settings.port)

@@ -291,8 +291,6 @@ class ServiceSettings(Settings):
     """From TERM to exit, for what is running."""
     accept_when_not_ready: bool = True
     """Whether POST queues while encoder or ranks are away."""
-    max_body_bytes: PositiveInt = 1152 * 2**20
-    """A whole request: a client's own encoder_output is up to 1 GiB."""
     media_caps: MediaCaps = MediaCaps()
     slab_folder: Path = Path("/dev/shm/minimax-h3")
     slab_bytes: PositiveInt = 2 * 2**30

@@ -8,17 +8,26 @@ from shared_schema.errors import DeployError
 ATTENTION_BACKENDS = (None, "TORCH_SDPA")
 
 
-def check_served(deployment: Deployment, lora_path: str | None = None) -> None:
+def check_served(deployment: Deployment, *, lora_path: str | None = None, encoders: int = 1) -> None:
     """Stop before anything starts if the deployment asks for what comes with a later version.
+
+    Args:
+        deployment: the deploy file, checked.
+        lora_path: `--lora-path`.
+        encoders: how many `--encoder-url` there are.
 
     Raises:
         DeployError: the first thing that is not served yet, and the value that is.
     """
-    for refusal in _refusals(deployment, lora_path):
+    for refusal in _refusals(deployment):
         raise DeployError(refusal)
+    if lora_path is not None:
+        raise DeployError("--lora-path is not served yet: leave it out")
+    if encoders > 1:
+        raise DeployError(f"--encoder-url names {encoders} encoders, this version uses one: give one")
 
 
-def _refusals(deployment: Deployment, lora_path: str | None) -> Iterator[str]:
+def _refusals(deployment: Deployment) -> Iterator[str]:
     encoder, diffusion = deployment.encoder, deployment.diffusion
     if deployment.connector == "NixlConnector":
         yield "NixlConnector is not served yet: let both ends of the edge name a SharedMemoryConnector"
@@ -29,6 +38,11 @@ def _refusals(deployment: Deployment, lora_path: str | None) -> Iterator[str]:
             yield f"stage {stage.stage_id} asks for {stage.world_size} ranks, this version runs one: set degrees to 1"
         if stage.load_format != "safetensors":
             yield f"stages[{stage.stage_id}].load_format: {stage.load_format} is not served yet: use safetensors"
+        if stage.vae_encode_precision not in (None, "fp32"):
+            precision = stage.vae_encode_precision
+            yield f"stages[{stage.stage_id}].vae_encode_precision: {precision} is not served yet: use fp32"
+    if diffusion.vae_decode_precision == "tf32":
+        yield "stages[1].vae_decode_precision: tf32 is not served yet: use fp16 or fp32"
     if diffusion.text_only:
         yield "the text-only split is not served yet: set stages[1].model_loaded.vae_encoder: false"
     if diffusion.diffusion_quantization_config is not None:
@@ -43,8 +57,6 @@ def _refusals(deployment: Deployment, lora_path: str | None) -> Iterator[str]:
     if diffusion.diffusion_attention_backend not in ATTENTION_BACKENDS:
         backend = diffusion.diffusion_attention_backend
         yield f"stages[1].diffusion_attention_backend: {backend} is not served yet: use TORCH_SDPA or leave it out"
-    if lora_path is not None:
-        yield "--lora-path is not served yet: leave it out"
 
 
 def unused_keys(deployment: Deployment) -> list[str]:

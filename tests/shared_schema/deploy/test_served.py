@@ -1,5 +1,8 @@
 """What this version refuses although the file is right."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from shared_schema.deploy.load import load_deployment, preset_names
@@ -44,9 +47,49 @@ def test_what_comes_later_is_refused_by_name(overrides: str, message: str) -> No
         check_served(load_deployment("tiny", overrides))
 
 
-def test_a_lora_is_refused() -> None:
+def test_a_lora_and_a_second_encoder_are_refused() -> None:
     with pytest.raises(DeployError, match="--lora-path is not served yet"):
-        check_served(load_deployment("tiny"), "turbo.safetensors")
+        check_served(load_deployment("tiny"), lora_path="turbo.safetensors")
+    with pytest.raises(DeployError, match="--encoder-url names 2 encoders, this version uses one"):
+        check_served(load_deployment("tiny"), encoders=2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ('{"0":{"vae_encode_precision":"fp16"}}', "vae_encode_precision: fp16 is not served yet"),
+        ('{"1":{"vae_decode_precision":"tf32"}}', "vae_decode_precision: tf32 is not served yet"),
+    ],
+)
+def test_precisions_that_nothing_computes_in_yet_are_refused(overrides: str, message: str) -> None:
+    base = load_deployment(BASE, ONE_GPU_EACH)
+    check_served(base)
+    merged = {key: {**json.loads(ONE_GPU_EACH)[key], **json.loads(overrides).get(key, {})} for key in ("0", "1")}
+    with pytest.raises(DeployError, match=message):
+        check_served(load_deployment(BASE, json.dumps(merged)))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("distributed_executor_backend: ray", "distributed_executor_backend: ray is not served yet"),
+        (
+            "{connectors: {n: {name: NixlConnector}}, stages: [{stage_id: 0, output_connectors: {to_stage_1: n}}, "
+            "{stage_id: 1, input_connectors: {from_stage_0: n}}], base_config: tiny}",
+            "NixlConnector is not served yet",
+        ),
+    ],
+)
+def test_ray_and_nixl_are_refused(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(line if "base_config" in line else f"base_config: tiny\n{line}\n", encoding="utf-8")
+    with pytest.raises(DeployError, match=message):
+        check_served(load_deployment(str(file)))
+
+
+def test_the_text_only_split_is_refused() -> None:
+    with pytest.raises(DeployError, match="the text-only split is not served yet"):
+        check_served(load_deployment(f"{BASE}_text", ONE_GPU_EACH))
 
 
 def test_keys_that_change_nothing_are_listed() -> None:
