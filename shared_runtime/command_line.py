@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, TypedDict, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from shared_schema.deploy.load import load_deployment
+from shared_schema.deploy.load import OwnDevices, load_deployment
 from shared_schema.deploy.model import Deployment, ServiceSettings, Stage
 from shared_schema.deploy.settings import LogLevel
 from shared_schema.errors import DeployError
@@ -194,12 +194,12 @@ def deployment_of(command: Command, stage_id: Literal[0, 1]) -> Deployment:
     Raises:
         DeployError: no deploy file is named, or it is wrong.
     """
-    devices = command.one("devices")
-    named = command.needed("deploy-config").text
+    file, overrides, devices = command.needed("deploy-config"), command.one("stage-overrides"), command.one("devices")
     return load_deployment(
-        named,
-        command.text("stage-overrides"),
-        devices=None if devices is None else (stage_id, devices.text),
+        file.text,
+        overrides.text if overrides else None,
+        overrides_source=overrides.source if overrides else "",
+        devices=OwnDevices(stage_id, devices.text, devices.source) if devices else None,
     )
 
 

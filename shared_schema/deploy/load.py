@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -19,7 +19,14 @@ from shared_schema.deploy.model import Deployment, DiffusionStage, EncoderStage
 from shared_schema.errors import DeployError
 
 PRESETS = Path(__file__).with_name("presets")
-OVERRIDES_FLAG = "--stage-overrides"
+
+
+class OwnDevices(NamedTuple):
+    """`--devices` of one service. Each service then counts its GPUs from 0, so the two lists are not compared."""
+
+    stage_id: Literal[0, 1]
+    devices: str
+    source: str = "--devices"
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -44,15 +51,16 @@ def load_deployment(
     name_or_path: str,
     stage_overrides: str | None = None,
     *,
-    devices: tuple[Literal[0, 1], str] | None = None,
+    overrides_source: str = "--stage-overrides",
+    devices: OwnDevices | None = None,
 ) -> Deployment:
     """The deployment that a file (or preset) and the overrides of the command line make together.
 
     Args:
         name_or_path: a file, else a preset with or without `.yaml`.
         stage_overrides: JSON text, `{"1": {"tensor_parallel_size": 4}}`.
-        devices: `--devices` of one service: its stage and the list. The two stages then count from 0 each, so their
-            lists are not compared here.
+        overrides_source: the flag or variable that it came from, for messages.
+        devices: replaces one stage's devices.
 
     Raises:
         DeployError: one line that names file and key and says what to change.
@@ -60,10 +68,9 @@ def load_deployment(
     plains, platforms = _read(_find(name_or_path, None), ())
     layers = [*plains, *platforms]
     if stage_overrides is not None:
-        layers = [*layers, override_layer(OVERRIDES_FLAG, stage_overrides)]
+        layers.append(override_layer(overrides_source, stage_overrides))
     if devices is not None:
-        stage_id, names = devices
-        layers = [*layers, Layer("--devices", {"stages": {stage_id: {"devices": names}}})]
+        layers.append(Layer(devices.source, {"stages": {devices.stage_id: {"devices": devices.devices}}}))
     deployment = _validate(layers)
     try:
         check_deployment(deployment, one_host_numbering=devices is None)

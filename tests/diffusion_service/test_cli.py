@@ -104,6 +104,12 @@ def test_a_flag_wins_over_its_variable_and_a_variable_over_the_file() -> None:
     assert (made.port, made.task_type, made.deployment.diffusion.devices) == (9001, "t2va", ("2",))
 
 
+@pytest.mark.parametrize(("variable", "value"), [("H3_STAGE_OVERRIDES", '{"1":{"zzz":1}}'), ("H3_DEVICES", "cpu,cpu")])
+def test_a_wrong_variable_is_called_by_its_own_name(variable: str, value: str) -> None:
+    with pytest.raises(DeployError, match=rf"^{variable}: stages\[1\]\."):
+        settings(*TINY, variables={variable: value})
+
+
 def test_encoder_urls_may_be_several() -> None:
     made = settings(*TINY, "--encoder-url", "http://a:1/", "--encoder-url", "https://b")
     assert made.encoder_urls == ("http://a:1", "https://b")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared_schema.deploy.checks import check_deployment
-from shared_schema.deploy.load import load_deployment
+from shared_schema.deploy.load import OwnDevices, load_deployment
 from shared_schema.errors import DeployError
 
 BASE = "minimax_h3_disaggregated"
@@ -217,7 +217,7 @@ def test_devices_may_overlap_when_both_stages_say_so() -> None:
 
 
 def test_overlap_is_not_looked_for_when_each_service_numbers_its_own_gpus() -> None:
-    deployment = load_deployment(BASE, devices=(1, "0,1,2,3"))
+    deployment = load_deployment(BASE, devices=OwnDevices(1, "0,1,2,3"))
     check_deployment(deployment, one_host_numbering=False)
     with pytest.raises(Exception, match="both stages use GPU 0, 1"):
         check_deployment(deployment)

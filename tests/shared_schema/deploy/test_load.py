@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shared_schema.deploy.load import load_deployment, resolved_text
+from shared_schema.deploy.load import OwnDevices, load_deployment, resolved_text
 from shared_schema.deploy.model import Deployment, NixlConnector
 from shared_schema.errors import DeployError
 
@@ -311,11 +311,11 @@ def test_one_device_may_be_a_plain_number(tmp_path: Path) -> None:
 
 
 def test_devices_of_one_service_replace_its_own_stage_alone() -> None:
-    deployment = load_deployment(BASE, devices=(1, "0,1,2,3"))
+    deployment = load_deployment(BASE, devices=OwnDevices(1, "0,1,2,3"))
     assert deployment.diffusion.devices == ("0", "1", "2", "3")
     assert deployment.encoder.devices == ("0", "1")
     with pytest.raises(DeployError, match=r"^--devices: stages\[1\]\.devices: must list 4 "):
-        load_deployment(BASE, devices=(1, "0,1"))
+        load_deployment(BASE, devices=OwnDevices(1, "0,1"))
 
 
 @pytest.mark.parametrize("as_json", [True, False])
