@@ -197,6 +197,24 @@ def _neutral_guidance(value: object) -> float:
     return _number(value)
 
 
+def _size(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,5}x[0-9]{1,5}", value):
+        return value
+    raise ValueError("is WIDTHxHEIGHT in pixels, such as 1344x768")
+
+
+def _nothing(value: object) -> str:
+    if value == "":
+        return ""
+    raise ValueError("is empty: this model has no guidance")
+
+
+def _fps(value: object) -> float:
+    if _number(value) != FPS:
+        raise ValueError(f"is {FPS}")
+    return _number(value)
+
+
 def _sound(value: object) -> bool:
     if not _flag(value):
         raise ValueError("is true: a clip always has sound")
@@ -264,8 +282,8 @@ class CreateVideo(CallerShape):
     model: Text | None = None
     seconds: Number | None = None
     num_frames: Whole | None = None
-    fps: Annotated[Number, Field(ge=FPS, le=FPS)] | None = None
-    size: Annotated[Text, Field(pattern=r"^[0-9]{1,5}x[0-9]{1,5}$")] | None = None
+    fps: Annotated[float, BeforeValidator(_fps)] | None = None
+    size: Annotated[str, BeforeValidator(_size)] | None = None
     """`WIDTHxHEIGHT`, pixels."""
     width: Whole | None = None
     height: Whole | None = None
@@ -291,7 +309,7 @@ class CreateVideo(CallerShape):
     guidance_scale: Guidance | None = None
     guidance_scale_2: Guidance | None = None
     true_cfg_scale: Guidance | None = None
-    negative_prompt: Annotated[Text, Field(max_length=0)] | None = None
+    negative_prompt: Annotated[str, BeforeValidator(_nothing)] | None = None
     generate_sound: Annotated[bool, BeforeValidator(_sound)] | None = None
     enable_frame_interpolation: Annotated[bool, BeforeValidator(_no_interpolation)] | None = None
     audio_mode: Literal["native", "lock_source"] | None = None

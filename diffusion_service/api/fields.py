@@ -68,6 +68,7 @@ def read_fields(form: Form) -> Fields:
     """
     entries = [entry for entry in read_names(form.entries) if entry.value is not None]
     for entry in entries:
+        _check_text(entry.field, entry.field, None)
         _check_text(entry.value, entry.field, None if entry.field in MEDIA_FIELDS else form.urls)
     media = [(place, entry) for place, entry in enumerate(entries) if entry.field in MEDIA_FIELDS]
     payloads = [entry for entry in entries if entry.field == ENCODER_OUTPUT]

@@ -12,8 +12,8 @@ from diffusion_service.api.uploads import UploadedFile
 from diffusion_service.jobs.job import PlannedReference, VideoPlan
 from shared_runtime.media import Probe
 from shared_schema.encode import ReferenceKind
-from shared_schema.encoder_output import BlockKind, Layout
 from shared_schema.errors import InvalidRequest, ModelNotFound
+from shared_schema.layout import BlockKind, Layout
 from shared_schema.tasks import (
     DEFAULT_FRAMES,
     Canvas,
@@ -107,7 +107,8 @@ def _check_keyframes(kinds: Sequence[tuple[str, ReferenceKind]]) -> None:
         raise InvalidRequest("fl2va takes one or two images, none came", param="input_reference")
     for number, (param, kind) in enumerate(kinds):
         if kind != "image" or number >= 2:
-            raise InvalidRequest(f"fl2va takes one or two images; reference {number} is one {kind} more", param=param)
+            found = f"is one {kind}" if kind != "image" else "is one more"
+            raise InvalidRequest(f"fl2va takes one or two images; reference {number} {found}", param=param)
 
 
 def _check_references(kinds: Sequence[tuple[str, ReferenceKind]], limits: ServerLimits) -> None:

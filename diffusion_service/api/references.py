@@ -16,8 +16,8 @@ from shared_runtime.media import check_totals, classify, probe
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.inline import from_safetensors
 from shared_schema.encode import ReferenceKind
-from shared_schema.encoder_output import Layout
 from shared_schema.errors import InvalidRequest, NotServed, PayloadError, TooLarge
+from shared_schema.layout import Layout
 from shared_schema.tasks import Canvas, Task, is_legal_canvas
 
 
