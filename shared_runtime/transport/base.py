@@ -16,14 +16,14 @@ L_contra = TypeVar("L_contra", bound=ShmLanding, contravariant=True)
 class Sender(Protocol[L_contra]):
     """The encoder leader's side."""
 
-    def push(self, landing: L_contra, payload: EncoderOutput) -> PushReceipt:
-        """Write the payload into its landing.
+    def push(self, landing: L_contra, payload: EncoderOutput, *, checksum: str | None = None) -> PushReceipt:
+        """Write the payload into its landing; `checksum` is the payload's where it has been made already.
 
         Raises:
             LeaseExpired, WrongRequest, TransportError.
         """
 
-    def push_bytes(self, landing: L_contra, data: memoryview) -> PushReceipt:
+    def push_bytes(self, landing: L_contra, data: memoryview, *, checksum: str | None = None) -> PushReceipt:
         """The same for bytes that are no payload: the probe of the way."""
 
     def forget_removed(self) -> None:

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from shared_runtime.transport.claims import drop_claim, try_claim
-from shared_runtime.transport.codec import checksum, copy
+from shared_runtime.transport.codec import checksum as checksum_of
+from shared_runtime.transport.codec import copy
 from shared_runtime.transport.files import MappedSlab, SlabFolder
 from shared_runtime.transport.header import (
     HEADER_BYTES,
@@ -24,6 +25,8 @@ from shared_schema.encode import PushReceipt, ShmLanding
 from shared_schema.encoder_output import EncoderOutput
 from shared_schema.errors import LeaseExpired, TransportError, WrongRequest
 
+_WORTH_A_THREAD = 8 * 2**20
+"""Bytes from which the checksum is made beside the copy and not after it."""
 Copy = Callable[[memoryview, memoryview], None]
 """Copies the second view over the first, of equal length."""
 
@@ -38,17 +41,20 @@ class ShmSender:
         self._lock = threading.Lock()
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="checksum")
 
-    def push(self, landing: ShmLanding, payload: EncoderOutput) -> PushReceipt:
+    def push(self, landing: ShmLanding, payload: EncoderOutput, *, checksum: str | None = None) -> PushReceipt:
         """Write the payload's bytes into its landing.
+
+        `checksum` is the payload's, where the caller has made it beforehand; a push is one memcpy then. Without it,
+        it is made here, beside the copy.
 
         Raises:
             LeaseExpired: the landing's deadline has passed, or its owner gave it up; nothing of it is used.
             WrongRequest: the landing there is another request's or another generation's.
             TransportError: the slab cannot be opened, or the landing is no landing of this payload.
         """
-        return self.push_bytes(landing, payload.data[: payload.manifest.nbytes])
+        return self.push_bytes(landing, payload.data[: payload.manifest.nbytes], checksum=checksum)
 
-    def push_bytes(self, landing: ShmLanding, data: memoryview) -> PushReceipt:
+    def push_bytes(self, landing: ShmLanding, data: memoryview, *, checksum: str | None = None) -> PushReceipt:
         """Write any bytes into a landing of just their length. Errors as `push`."""
         if data.nbytes != landing.length:
             raise TransportError(f"a landing of {landing.length} bytes was given for {data.nbytes} bytes")
@@ -60,22 +66,32 @@ class ShmSender:
                 raise TransportError(f"landing {landing.generation} is being written by another sender")
             try:
                 self._check_reserved(slab, landing)
-                return self._write(slab, landing, data.cast("B"))
+                return self._write(slab, landing, data.cast("B"), checksum)
             finally:
                 drop_claim(slab.fd, landing.generation)
 
-    def _write(self, slab: MappedSlab, landing: ShmLanding, data: memoryview) -> PushReceipt:
+    def _write(self, slab: MappedSlab, landing: ShmLanding, data: memoryview, known: str | None) -> PushReceipt:
         start = landing.offset + HEADER_BYTES
+        target = slab.view[start : start + landing.length]
         begun = time.perf_counter()
-        # The checksum is made of the sender's bytes, beside the copy, so that a copy gone wrong is found.
-        digest = self._hasher.submit(checksum, data)
-        self._copy(slab.view[start : start + landing.length], data)
-        found = digest.result()
+        if known is None:
+            known = self._copy_and_sum(target, data)
+        else:
+            self._copy(target, data)
         seconds = time.perf_counter() - begun
         self._check_reserved(slab, landing)
-        write_checksum(slab.view, landing.offset, found)
+        write_checksum(slab.view, landing.offset, known)
         write_state(slab.view, landing.offset, LandingState.WRITTEN)
-        return PushReceipt(bytes=landing.length, checksum=found, seconds=seconds)
+        return PushReceipt(bytes=landing.length, checksum=known, seconds=seconds)
+
+    def _copy_and_sum(self, target: memoryview, data: memoryview) -> str:
+        """Copy, and the checksum of the sender's own bytes, so that a copy gone wrong is found."""
+        if data.nbytes < _WORTH_A_THREAD:
+            self._copy(target, data)
+            return checksum_of(data)
+        digest = self._hasher.submit(checksum_of, data)
+        self._copy(target, data)
+        return digest.result()
 
     def _check_reserved(self, slab: MappedSlab, landing: ShmLanding) -> None:
         header = _header_of(slab, landing, late=self._clock() >= landing.deadline)

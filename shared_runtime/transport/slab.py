@@ -31,7 +31,10 @@ from shared_schema.encode import ShmLanding
 from shared_schema.errors import ChecksumMismatch, LeaseExpired, PayloadError, SlabFull, TransportError, WrongRequest
 
 PAGE = 4096
-"""Landings begin on pages, so that two never share one."""
+"""Pieces begin on pages, so that two landings never share one."""
+_LEAD = PAGE // 2 - HEADER_BYTES
+"""Bytes before a header: payloads begin in the middle of a page. Large buffers begin near the start of one, and where
+source and target are equally far into their pages, memcpy has to take a path three to four times slower."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Slab:
         if not (math.isfinite(lease_s) and lease_s > 0):
             raise ValueError(f"a lease is a positive, finite number of seconds, not {lease_s}")
         with self._lock:
-            offset = self._take(length + HEADER_BYTES)
+            offset = self._take(_LEAD + HEADER_BYTES + length) + _LEAD
             self._generation += 1
             landing = ShmLanding(
                 path=str(self.path),
@@ -236,7 +239,7 @@ class Slab:
         if not try_claim(self._fd, landing.generation):
             return
         write_state(self._view, landing.offset, LandingState.FREE)
-        self._room.give(landing.offset)
+        self._room.give(landing.offset - _LEAD)
         del self._entries[landing.generation]
         drop_claim(self._fd, landing.generation)
 

@@ -8,17 +8,48 @@ from pathlib import Path
 
 import pytest
 
+from shared_runtime.transport.base import Receiver, Sender
 from shared_runtime.transport.codec import checksum
+from shared_runtime.transport.header import HEADER_BYTES
 from shared_runtime.transport.shm import ShmSender, SlabReader
 from shared_runtime.transport.slab import Slab
 from shared_schema.encode import ShmLanding
 from shared_schema.encoder_output import EncoderOutput
-from shared_schema.errors import H3Error, LeaseExpired, SlabFull, TransportError, WrongRequest
+from shared_schema.errors import ChecksumMismatch, H3Error, LeaseExpired, SlabFull, TransportError, WrongRequest
 from tests.payloads import GOLDEN_REF2VA, SMALL_REF2VA, payload_of
 from tests.shared_runtime.transport.processes import child, pattern, wait_until_stopped
 
 ONE, TWO = "1" * 32, "2" * 32
 MIB = 2**20
+
+
+def test_shared_memory_is_a_transport(folder: Path, slab: Slab) -> None:
+    """The annotations are the test: mypy proves them."""
+    receiver: Receiver[ShmLanding] = slab
+    sender: Sender[ShmLanding] = ShmSender(folder)
+    payload = payload_of(SMALL_REF2VA)
+    landing = receiver.reserve(payload.manifest.nbytes, ONE, 30.0, time.time())
+    known = checksum(payload.data)
+    assert sender.push(landing, payload, checksum=known).checksum == known
+    receiver.verify(landing, known)
+    sender.close()
+
+
+def test_a_checksum_made_beforehand_finds_bytes_that_changed_since(folder: Path, slab: Slab) -> None:
+    sender, data = ShmSender(folder), memoryview(bytearray(1000))
+    landing = slab.reserve(1000, ONE, 30.0, time.time())
+    known = checksum(data)
+    data[7] = 1
+    assert sender.push_bytes(landing, data, checksum=known).checksum == known
+    with pytest.raises(ChecksumMismatch):
+        slab.verify(landing, known)
+    sender.close()
+
+
+def test_payloads_begin_in_the_middle_of_a_page(slab: Slab) -> None:
+    """Where memcpy never finds source and target equally far into their pages."""
+    for length in (1, 5000, 2**20):
+        assert (slab.reserve(length, ONE, 30.0, time.time()).offset + HEADER_BYTES) % 4096 == 2048
 
 
 def test_a_payload_arrives_bit_for_bit_and_is_read_in_place(folder: Path) -> None:  # case 35
