@@ -92,8 +92,8 @@ def _other_modes(folder: Path) -> None:
     frames[0].save(folder / "img_anim.webp", save_all=True, append_images=frames[1:], duration=100, lossless=True)
     icc = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     quad.save(folder / "img_srgb.png", icc_profile=icc)
-    linear = icc.replace(*_swapped_colorants(icc))
-    quad.save(folder / "img_icc.png", icc_profile=linear)
+    swapped = icc.replace(*_swapped_colorants(icc)).replace("sRGB".encode("utf-16-be"), "swap".encode("utf-16-be"))
+    quad.save(folder / "img_icc.png", icc_profile=swapped)
 
 
 def _swapped_colorants(icc: bytes) -> tuple[bytes, bytes]:

@@ -1,0 +1,147 @@
+"""Sound becomes 32 kHz stereo: exactly what PyAV gives where nothing is to be done, and in its place."""
+
+import struct
+import wave
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shared_runtime.media import decode_audio, decode_video
+from shared_schema.errors import InvalidRequest
+from tests.cases.sounds import RATE, tone, write_wav
+
+
+def plain_stereo(path: Path) -> NDArray[np.float32]:
+    """A file's sound through PyAV alone."""
+    with av.open(str(path)) as container:
+        resampler = av.AudioResampler(format="fltp", layout="stereo", rate=RATE)
+        parts = [out.to_ndarray() for frame in container.decode(audio=0) for out in resampler.resample(frame)]
+        parts += [out.to_ndarray() for out in resampler.resample(None)]
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aud_stereo_32k.wav",
+        "aud_15s.wav",
+        "aud_stereo_44k.wav",
+        "aud_stereo.mp3",
+        "aud_stereo.ogg",
+        "aud_vorbis.ogg",
+        "aud_stereo.m4a",
+        "aud_stereo.flac",
+    ],
+)
+def test_stereo_is_what_pyav_decodes(cases: Path, name: str) -> None:
+    sound = decode_audio(cases / name, max_seconds=15.1)
+    assert sound.dtype == np.float32
+    assert np.array_equal(sound, plain_stereo(cases / name))
+
+
+def test_mono_is_doubled_without_gain(cases: Path, tmp_path: Path) -> None:  # case 64
+    twice = tmp_path / "twice.wav"
+    write_wav(twice, tone(5, RATE, (440, 440)), RATE)
+    mono = decode_audio(cases / "aud_mono_32k.wav", max_seconds=15)
+    assert np.array_equal(mono, decode_audio(twice, max_seconds=15))
+    high = decode_audio(cases / "aud_mono_96k.wav", max_seconds=15)
+    assert np.array_equal(high[0], high[1])
+    assert np.abs(high).max() == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["aud_6ch.wav", "aud_10ch.wav", "aud_7_1.flac"])
+def test_many_full_channels_do_not_clip(cases: Path, name: str) -> None:
+    sound = decode_audio(cases / name, max_seconds=15)
+    assert sound.shape == (2, 3 * RATE)
+    middle = sound[:, RATE // 2 : -RATE // 2]
+    assert 0.9 < np.median(np.abs(middle)) <= 1.0 + 1e-3
+
+
+def test_surround_keeps_its_sides(cases: Path) -> None:
+    sound = decode_audio(cases / "aud_5_1.m4a", max_seconds=2)
+    spectrum = np.abs(np.fft.rfft(sound[:, RATE : 2 * RATE]))
+    left, right, centre, low = 300, 350, 400, 60
+    assert spectrum[0, left] > 20 * spectrum[0, right]
+    assert spectrum[1, right] > 20 * spectrum[1, left]
+    assert spectrum[0, centre] == pytest.approx(spectrum[0, left] * 0.5**0.5, rel=0.05)
+    assert spectrum[0, low] < spectrum[0, left] / 20
+
+
+def test_decoding_stops_at_the_limit(cases: Path) -> None:  # case 67
+    assert decode_audio(cases / "aud_2h.flac", max_seconds=15).shape == (2, 15 * RATE)
+
+
+def test_a_start_cuts_what_a_whole_decode_gives(cases: Path) -> None:
+    whole = decode_audio(cases / "aud_stereo.m4a", max_seconds=15)
+    part = decode_audio(cases / "aud_stereo.m4a", max_seconds=1, start_seconds=2.5)
+    assert np.array_equal(part, whole[:, 80_000:112_000])
+    with pytest.raises(InvalidRequest, match="nothing after 9 seconds"):
+        decode_audio(cases / "aud_stereo.m4a", max_seconds=1, start_seconds=9)
+
+
+def test_a_videos_sound_is_a_fresh_decode(cases: Path) -> None:  # case 28
+    sound = decode_video(cases / "vid_24fps.mp4", max_frames=362, use_audio=True).waveform
+    assert sound is not None
+    assert np.array_equal(sound, plain_stereo(cases / "vid_24fps.mp4"))
+    assert 0.7 <= np.abs(sound[:, :400]).max() <= 0.9
+
+
+def test_late_sound_keeps_its_place(cases: Path) -> None:
+    sound = decode_video(cases / "vid_late_sound.mp4", max_frames=362, use_audio=True).waveform
+    assert sound is not None
+    assert not sound[:, :30_976].any()
+    click = np.flatnonzero(np.abs(sound[0]) > 0.4)[0]
+    assert abs(click - RATE) < 100
+
+
+def test_a_start_cuts_sound_and_picture_together(cases: Path) -> None:
+    whole = decode_video(cases / "vid_24fps.mp4", max_frames=362, use_audio=True).waveform
+    part = decode_video(cases / "vid_24fps.mp4", max_frames=24, use_audio=True, start_seconds=1.5).waveform
+    assert whole is not None
+    assert part is not None
+    assert np.array_equal(part, whole[:, 48_000:80_000])
+
+
+@pytest.mark.parametrize("layout", ["vid_mono.mp4", "vid_5_1.mp4", "vid_44k.mp4"])
+def test_other_layouts_of_a_video_become_stereo(cases: Path, layout: str) -> None:
+    sound = decode_video(cases / layout, max_frames=362, use_audio=True).waveform
+    assert sound is not None
+    assert sound.shape[0] == 2
+    assert abs(sound.shape[1] - 3 * RATE) <= 1024
+    assert np.abs(sound).max() <= 1.0
+
+
+@pytest.mark.parametrize("name", ["aud_broken_middle.mp3", "aud_bad.wav", "vid_24fps.mp4", "img_quad.png"])
+def test_what_is_no_sound_is_refused(cases: Path, name: str) -> None:  # case 65
+    with pytest.raises(InvalidRequest) as caught:
+        decode_audio(cases / name, max_seconds=15, param="audio_reference")
+    assert caught.value.param == "audio_reference"
+
+
+def float_wav(path: Path, samples: NDArray[np.float32], rate: int) -> None:
+    data = samples.astype("<f4").tobytes()
+    head = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 3, 1, rate, rate * 4, 4, 32,
+                       b"data", len(data))  # fmt: skip
+    path.write_bytes(head + data)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_values_that_are_no_sound_are_refused(tmp_path: Path, value: float) -> None:
+    samples = np.zeros(96_000, np.float32)
+    samples[70_000] = value
+    float_wav(tmp_path / "x.wav", samples, RATE)
+    with pytest.raises(InvalidRequest, match="no sound"):
+        decode_audio(tmp_path / "x.wav", max_seconds=15)
+
+
+def test_a_rate_that_would_grow_to_gigabytes_is_refused(tmp_path: Path) -> None:  # case 67
+    with wave.open(str(tmp_path / "slow.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(1)
+        file.writeframes(bytes(200_000))
+    with pytest.raises(InvalidRequest, match="samples a second"):
+        decode_audio(tmp_path / "slow.wav", max_seconds=15)
