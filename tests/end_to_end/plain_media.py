@@ -32,7 +32,7 @@ def upright_frames(path: Path) -> NDArray[np.uint8]:
     ends = [*times, times[-1] + held]
     slots = [math.floor((time - times[0]) * FPS + 0.5) for time in ends]
     pictures = np.repeat(pictures, np.diff(slots), axis=0)
-    return np.ascontiguousarray(np.rot90(pictures, k=-turns, axes=(1, 2)))
+    return np.ascontiguousarray(np.rot90(pictures, k=turns, axes=(1, 2)))
 
 
 def stereo_sound(path: Path) -> NDArray[np.float32] | None:
