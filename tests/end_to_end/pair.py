@@ -137,9 +137,17 @@ class Pair:
         self.wait_ready()
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
-        """Until both are ready."""
-        self.encoder.wait_ready(timeout_s)
-        self.diffusion.wait_ready(timeout_s)
+        """Until both are ready; at once with an error when one of them ends."""
+        try:
+            processes.wait_until(self.ready, timeout_s, "both services ready", every_s=0.1)
+        except AssertionError as error:
+            reasons = f"{self.encoder.reasons()}\n{self.diffusion.reasons()}"
+            raise AssertionError(f"{error}\n{reasons}\n{self.tails()}") from None
+
+    def ready(self) -> bool:
+        """Whether both are."""
+        encoder, diffusion = self.encoder.ready(), self.diffusion.ready()
+        return encoder and diffusion
 
     def post(self, fields: Mapping[str, str], parts: Iterable[FilePart] = ()) -> httpx.Response:
         """`POST /v1/videos` as a multipart form, whatever the answer."""
@@ -193,10 +201,14 @@ class Pair:
         """What a stopped pair has left: processes, slabs, inputs, parts, temporary files, ports."""
         found = [f"process {pid}: {processes.command_line(pid)}" for pid in processes.marked(self.mark)]
         found += [f"slab {path}" for path in self.slabs.rglob("*") if path.is_file()]
-        found += [f"temporary {path}" for path in self.scratch.rglob("*")]
+        found += [f"temporary {path}" for path in self.temporary_files()]
         found += self.unfinished_files()
         found += [f"port {service.port} is taken" for service in (self.encoder, self.diffusion) if _taken(service.port)]
         return found
+
+    def temporary_files(self) -> list[Path]:
+        """What lies in the folder for temporary files; torch's own cache folder belongs to the machine."""
+        return [path for path in self.scratch.iterdir() if not path.name.startswith("torchinductor")]
 
     def unfinished_files(self) -> list[str]:
         """Files in the state folder that are neither the database nor a clip."""

@@ -37,7 +37,7 @@ def _no_job_and_no_file(pair: Pair) -> Iterator[None]:
     yield
     assert pair.job_count() == jobs
     processes.wait_until(lambda: not pair.unfinished_files(), 5, f"no file is left of {pair.unfinished_files()}")
-    assert list(pair.scratch.iterdir()) == []
+    assert pair.temporary_files() == []
 
 
 def refused(pair: Pair, bad: Bad, cases: Path) -> None:

@@ -77,7 +77,7 @@ def test_there_is_one_slab_and_no_temporary_file_once_jobs_are_done(pair: Pair) 
     pair.completed(pair.submit(TEXT.fields()))
     assert len([path for path in pair.slabs.rglob("*") if path.is_file()]) == 1
     assert pair.unfinished_files() == []
-    assert list(pair.scratch.iterdir()) == []
+    assert pair.temporary_files() == []
 
 
 def test_memory_and_descriptors_stay_where_they_are_over_many_jobs(pair: Pair) -> None:
