@@ -25,7 +25,7 @@ from diffusion_service.jobs.store import SqlJobStore
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
-from shared_runtime.ranks.mesh import rank_specs
+from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, serve, url_of
 from shared_runtime.stored import component_folder, read_json
 from shared_runtime.transport.header import HEADER_BYTES
@@ -83,9 +83,12 @@ async def _serve(
 ) -> None:
     deployment, service = settings.deployment, settings.deployment.service
     slab_folder = service.slab_folder
+    parallel = deployment.diffusion.parallel_config
     url = settings.advertise_url or url_of(listener)
     group = ProcessGroup(
-        rank_specs("diffusion", "u", deployment.diffusion.devices),
+        rank_specs(
+            "diffusion", Mesh(parallel.tensor_parallel_size, parallel.ulysses_degree), deployment.diffusion.devices
+        ),
         "diffusion_service.worker:main",
         DiffusionRankSettings(checkpoint.path, deployment.diffusion, tasks, slab_folder, settings.log_level),
         GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),

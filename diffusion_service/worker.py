@@ -18,8 +18,9 @@ from diffusion_service.sampling.decode import Precision
 from diffusion_service.sampling.generate import Generator
 from shared_runtime.conditioning.packing import unpack
 from shared_runtime.logs import set_up_logging
+from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
-from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main, torch_device
+from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.shm import SlabReader
 from shared_runtime.weights import load_audio_vae, load_scheduler, load_transformer, load_video_vae, weight_bytes
@@ -34,8 +35,8 @@ logger = logging.getLogger(__name__)
 class DiffusionRank:
     """The commands of the diffusion service, on one rank."""
 
-    def __init__(self, spec: RankSpec, settings: DiffusionRankSettings, beater: Beater) -> None:
-        device = torch_device(spec)
+    def __init__(self, comm: RankComm, settings: DiffusionRankSettings, beater: Beater) -> None:
+        device = comm.device
         components = _load(settings, device, beater)
         precision = _decode_precision(settings.stage, device)
         self._generator = Generator(settings.checkpoint, settings.tasks, components, precision)
@@ -112,11 +113,11 @@ def _execution(
     )
 
 
-def build(spec: RankSpec, settings: object, beater: Beater) -> DiffusionRank:
+def build(comm: RankComm, settings: object, beater: Beater) -> DiffusionRank:
     """Load a diffusion rank; see `shared_runtime.ranks.worker.BuildService`."""
     assert isinstance(settings, DiffusionRankSettings)
-    set_up_logging(settings.log_level, spec.name)
-    return DiffusionRank(spec, settings, beater)
+    set_up_logging(settings.log_level, comm.spec.name)
+    return DiffusionRank(comm, settings, beater)
 
 
 def main(spec: RankSpec, settings: object, end: socket.socket) -> None:

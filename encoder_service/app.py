@@ -10,7 +10,7 @@ from encoder_service.routes import EncoderDeps, build_app
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
-from shared_runtime.ranks.mesh import rank_specs
+from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, serve, url_of
 from shared_schema.deploy.model import ServiceSettings
 from shared_schema.deploy.settings import EncoderSettings
@@ -41,7 +41,7 @@ def group_limits(service: ServiceSettings) -> GroupLimits:
 async def _serve(settings: EncoderSettings, checkpoint: Checkpoint, listener: socket.socket) -> None:
     service, stage = settings.deployment.service, settings.deployment.encoder
     group = ProcessGroup(
-        rank_specs("encoder", "tp", stage.devices),
+        rank_specs("encoder", Mesh(tp=stage.tensor_parallel_size), stage.devices),
         "encoder_service.worker:main",
         EncoderRankSettings(checkpoint.path, stage, service.slab_folder, settings.log_level),
         group_limits(service),

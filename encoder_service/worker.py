@@ -19,8 +19,9 @@ from encoder_service.commands import (
 )
 from encoder_service.pipeline import EncoderPipeline
 from shared_runtime.logs import set_up_logging
+from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
-from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main, torch_device
+from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_runtime.transport.codec import check_values, checksum
 from shared_runtime.transport.inline import to_safetensors
 from shared_runtime.transport.shm import ShmSender
@@ -42,8 +43,9 @@ logger = logging.getLogger(__name__)
 class EncoderRank:
     """The commands of the encoder service, on one rank."""
 
-    def __init__(self, spec: RankSpec, settings: EncoderRankSettings, beater: Beater) -> None:
-        self._device = torch_device(spec)
+    def __init__(self, comm: RankComm, settings: EncoderRankSettings, beater: Beater) -> None:
+        self._comm = comm
+        self._device = comm.device
         components = _load(settings, self._device, beater)
         self._tokenizer = components["tokenizer"]
         self._pipeline = EncoderPipeline(settings.checkpoint, components)
@@ -128,11 +130,11 @@ def _load(settings: EncoderRankSettings, device: torch.device, beater: Beater) -
     return components
 
 
-def build(spec: RankSpec, settings: object, beater: Beater) -> EncoderRank:
+def build(comm: RankComm, settings: object, beater: Beater) -> EncoderRank:
     """Load an encoder rank; see `shared_runtime.ranks.worker.BuildService`."""
     assert isinstance(settings, EncoderRankSettings)
-    set_up_logging(settings.log_level, spec.name)
-    return EncoderRank(spec, settings, beater)
+    set_up_logging(settings.log_level, comm.spec.name)
+    return EncoderRank(comm, settings, beater)
 
 
 def main(spec: RankSpec, settings: object, end: socket.socket) -> None:

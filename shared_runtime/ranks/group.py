@@ -19,11 +19,14 @@ from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.messages import (
     Beat,
     Cancel,
+    LEADER_HOST,
     Done,
     Failed,
     FromRank,
+    Hosting,
     Lane,
     Leave,
+    Meet,
     Order,
     Ready,
     Report,
@@ -122,6 +125,7 @@ class _Generation:
     readers: list[asyncio.Task[None]] = field(default_factory=list)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    meet: Meet | None = None
     reason: str = ""
     unfit: str | None = None
 
@@ -258,6 +262,8 @@ class ProcessGroup:
             reader, writer = await asyncio.open_unix_connection(sock=end, limit=1 << 30)
             rank = _Rank(spec, pid, reader, writer, last_beat=time.monotonic())
             generation.ranks.append(rank)
+            if generation.meet is not None:
+                writer.write(pack(generation.meet))
             if pid in self._exited:
                 self._on_exit(pid, self._exited[pid])
             generation.readers.append(asyncio.create_task(self._listen(generation, rank), name=f"read {spec.name}"))
@@ -285,6 +291,10 @@ class ProcessGroup:
                 rank.facts, rank.state = facts, "ready"
                 if [each.state for each in generation.ranks] == ["ready"] * len(self._specs):
                     generation.ready.set()
+            case Hosting(port):
+                generation.meet = Meet(LEADER_HOST, port)
+                for follower in generation.ranks[1:]:
+                    follower.writer.write(pack(generation.meet))
             case Unfit(text):
                 generation.unfit = text
                 generation.end(text)

@@ -18,6 +18,8 @@ Lane = Literal["work", "side"]
 """`work` orders run one after the other on the rank's main thread; `side` orders (a push, a count) need not wait."""
 
 LENGTH = struct.Struct("<I")
+LEADER_HOST = "127.0.0.1"
+"""Where ranks of one host meet."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,15 @@ class Leave:
     """Finish and exit."""
 
 
-ToRank = Order | Cancel | Leave
+@dataclass(frozen=True)
+class Meet:
+    """Where the leader's rendezvous is."""
+
+    host: str
+    port: int
+
+
+ToRank = Order | Cancel | Leave | Meet
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,14 @@ class Unfit:
     message: str
 
 
-FromRank = Ready | Beat | Report | Done | Failed | Unfit
+@dataclass(frozen=True)
+class Hosting:
+    """The leader's rendezvous is open, at this port of its host."""
+
+    port: int
+
+
+FromRank = Ready | Beat | Report | Done | Failed | Unfit | Hosting
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,18 @@ from typing import Protocol
 
 import torch
 
+from shared_runtime.ranks.comm import RankComm, host_store, join_store
 from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.messages import (
+    LEADER_HOST,
     Beat,
     Cancel,
     Done,
     Failed,
+    Hosting,
     Lane,
     Leave,
+    Meet,
     Order,
     RankPipe,
     Ready,
@@ -63,17 +67,28 @@ class TaskHandle:
     lane: Lane
     pipe: RankPipe
     beater: Beater
+    comm: RankComm
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def report(self, event: object) -> None:
         """Tell the API process what happened; `event` is a frozen dataclass of the service's `commands.py`."""
         self.pipe.send(Report(self.number, event))
 
-    def step(self) -> None:
-        """A point of progress: beats, and raises `TaskCancelled` once the task is not wanted."""
+    def beat(self) -> None:
+        """A point of progress of this rank alone: a tile, a layer."""
         if self.lane == "work":
             self.beater.beat()
-        if self.cancelled.is_set():
+
+    def step(self) -> None:
+        """A point of progress that all ranks pass together: raises `TaskCancelled` on all of them, or on none.
+
+        For `work` a collective: every rank must call it equally often.
+        """
+        self.beat()
+        wanted = not self.cancelled.is_set()
+        if self.lane == "work":
+            wanted = not self.comm.any(not wanted)
+        if not wanted:
             raise TaskCancelled("cancelled")
 
 
@@ -89,9 +104,9 @@ class RankService(Protocol):
 
 
 class BuildService(Protocol):
-    """Loads weights and returns the service of a rank; `beat` is to be called now and then while loading."""
+    """Loads weights and returns the service of a rank; `beater` is to be used now and then while loading."""
 
-    def __call__(self, spec: RankSpec, settings: object, beater: Beater) -> RankService:
+    def __call__(self, comm: RankComm, settings: object, beater: Beater) -> RankService:
         """Build it.
 
         Raises:
@@ -104,6 +119,8 @@ class Worker:
 
     def __init__(self, spec: RankSpec, pipe: RankPipe) -> None:
         self._spec = spec
+        self._comm = RankComm(spec, torch_device(spec))
+        self._meeting: queue.Queue[Meet] = queue.Queue()
         self._pipe = pipe
         self._beater = Beater(pipe)
         self._work: queue.Queue[tuple[Order, TaskHandle] | None] = queue.Queue()
@@ -113,8 +130,9 @@ class Worker:
     def run(self, build: BuildService, settings: object) -> None:
         """Load, say so, then work until told to leave."""
         threading.Thread(target=self._read, name="orders", daemon=True).start()
+        self._connect()
         try:
-            service = build(self._spec, settings, self._beater)
+            service = build(self._comm, settings, self._beater)
         except DeployError as error:
             self._pipe.send(Unfit(error.message))
             return
@@ -122,18 +140,33 @@ class Worker:
         self._pipe.send(Ready(service.facts))
         self._serve(service, self._work, idle=self._beater.beat)
 
+    def _connect(self) -> None:
+        """Meet the other ranks, if there are any: the leader hosts, and the API process tells the others where."""
+        size = self._spec.world_size
+        if size == 1:
+            return
+        if self._spec.is_leader:
+            store, port = host_store(LEADER_HOST, size)
+            self._pipe.send(Hosting(port))
+            self._comm.connect(LEADER_HOST, store)
+        else:
+            meet = self._meeting.get()
+            self._comm.connect(meet.host, join_store(meet.host, meet.port, size))
+
     def _read(self) -> None:
         while True:
             message = self._pipe.receive()
             match message:
                 case Order():
-                    handle = TaskHandle(message.task, message.lane, self._pipe, self._beater)
+                    handle = TaskHandle(message.task, message.lane, self._pipe, self._beater, self._comm)
                     self._handles[message.task] = handle
                     (self._work if message.lane == "work" else self._side).put((message, handle))
                 case Cancel(task):
                     wanted = self._handles.get(task)
                     if wanted is not None:
                         wanted.cancelled.set()
+                case Meet():
+                    self._meeting.put(message)
                 case Leave():
                     self._work.put(None)
                 case None:
@@ -161,7 +194,6 @@ class Worker:
 
     def _do(self, service: RankService, order: Order, handle: TaskHandle) -> Done | Failed:
         try:
-            handle.step()
             return Done(order.task, service.handle(order.command, handle))
         except Exception as error:
             failure = self._failed(order, error)

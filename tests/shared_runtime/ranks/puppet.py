@@ -6,6 +6,7 @@ import socket
 import time
 from dataclasses import dataclass
 
+from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_schema.errors import DeployError, InvalidRequest
@@ -59,8 +60,9 @@ class PuppetRank:
 
     facts = "puppet"
 
-    def __init__(self, spec: RankSpec) -> None:
-        self._spec = spec
+    def __init__(self, comm: RankComm) -> None:
+        self._comm = comm
+        self._spec = comm.spec
 
     def handle(self, command: object, task: TaskHandle) -> object:
         match command:
@@ -88,12 +90,12 @@ _ERRORS = {
 }
 
 
-def build(spec: RankSpec, settings: object, _beater: Beater) -> PuppetRank:
+def build(comm: RankComm, settings: object, _beater: Beater) -> PuppetRank:
     assert isinstance(settings, Puppet)
     time.sleep(settings.load_s)
     if settings.unfit is not None:
         raise DeployError(settings.unfit)
-    return PuppetRank(spec)
+    return PuppetRank(comm)
 
 
 def main(spec: RankSpec, settings: object, end: socket.socket) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
-from shared_runtime.ranks.mesh import rank_specs
+from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_schema.errors import DeployError, InvalidRequest, RankDied, RankFailed
 from tests.shared_runtime.ranks.puppet import Die, Puppet, Raise, Say, Sleep, Steps
 
@@ -27,7 +27,7 @@ def with_group(body: Body, *, ranks: int = 2, settings: Puppet | None = None, li
     pids: set[int] = set()
 
     async def scenario() -> None:
-        specs = rank_specs("puppet", "tp", ("cpu",) * ranks)
+        specs = rank_specs("puppet", Mesh(tp=ranks, ulysses=1), ("cpu",) * ranks)
         group = ProcessGroup(specs, ENTRY, settings or Puppet(), limits)
 
         async def note() -> None:
@@ -195,7 +195,7 @@ def test_loading_has_a_limit_of_its_own() -> None:
 
     async def scenario() -> None:
         limits = GroupLimits(stuck_s=1, dead_s=1, load_s=0.5)
-        group = ProcessGroup(rank_specs("puppet", "tp", ("cpu",)), ENTRY, Puppet(load_s=60), limits)
+        group = ProcessGroup(rank_specs("puppet", Mesh(), ("cpu",)), ENTRY, Puppet(load_s=60), limits)
         supervising = asyncio.create_task(group.supervise())
         end = time.monotonic() + 60
         while group.restarts < 1 and time.monotonic() < end:
@@ -211,11 +211,11 @@ def test_loading_has_a_limit_of_its_own() -> None:
 PARENT = """
 import asyncio, sys
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
-from shared_runtime.ranks.mesh import rank_specs
+from shared_runtime.ranks.mesh import Mesh, rank_specs
 from tests.shared_runtime.ranks.puppet import Puppet, Steps
 
 async def main():
-    group = ProcessGroup(rank_specs("puppet", "tp", ("cpu", "cpu")), "tests.shared_runtime.ranks.puppet:main",
+    group = ProcessGroup(rank_specs("puppet", Mesh(tp=2), ("cpu", "cpu")), "tests.shared_runtime.ranks.puppet:main",
                          Puppet(), GroupLimits(stuck_s=60, dead_s=60, load_s=60))
     supervising = asyncio.create_task(group.supervise())
     await group.until_ready()

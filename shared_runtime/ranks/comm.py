@@ -1,0 +1,210 @@
+"""What ranks say to each other: one process group a rank group, one sub-group an axis. Runs in ranks; torch.
+
+CPU tensors go over gloo and CUDA tensors over NCCL, so that both can be spoken at any time. The leader owns the
+rendezvous, on a loopback port that it chose itself; nobody else listens before the group is complete.
+"""
+
+import io
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from shared_runtime.ranks.mesh import Axis, RankSpec
+from shared_schema.errors import H3Error
+
+T = TypeVar("T")
+
+_JOIN_TIMEOUT = timedelta(seconds=120)
+_COLLECTIVE_TIMEOUT = timedelta(hours=1)
+"""Longer than any limit of ours: a hang is found by its missing beats, and ended from outside."""
+_CHUNK_BYTES = 256 * 2**20
+
+
+class RankComm:
+    """The collectives of one rank."""
+
+    def __init__(self, spec: RankSpec, device: torch.device) -> None:
+        self.spec = spec
+        self.device = device
+        self._groups: dict[Axis, dist.ProcessGroup | None] = {"tp": None, "ulysses": None}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole group."""
+        return self.spec.world_size
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank answers for the group."""
+        return self.spec.is_leader
+
+    def size(self, axis: Axis) -> int:
+        """Ranks on an axis."""
+        return self.spec.mesh.tp if axis == "tp" else self.spec.mesh.ulysses
+
+    def index(self, axis: Axis) -> int:
+        """This rank's place on an axis."""
+        return self.spec.mesh.index(axis, self.spec.rank)
+
+    def group(self, axis: Axis) -> dist.ProcessGroup | None:
+        """torch's group of the ranks on this rank's line of the axis; None where it is alone."""
+        return self._groups[axis]
+
+    def connect(self, host: str, store: Store) -> None:
+        """Join the group; returns once every rank has."""
+        loopback = host in ("127.0.0.1", "localhost", "::1")
+        if loopback:
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(
+            backend, store=store, rank=self.spec.rank, world_size=self.world_size, timeout=_COLLECTIVE_TIMEOUT
+        )
+        for axis in self._groups:
+            for ranks in self.spec.mesh.groups(axis):
+                # Every rank makes every group, also those it is not in: the calls must match.
+                made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+                if self.spec.rank in ranks and isinstance(made, dist.ProcessGroup):
+                    self._groups[axis] = made
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank. A collective."""
+        if self.world_size == 1:
+            return flag
+        seen = torch.tensor([flag], dtype=torch.uint8)
+        dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+        return bool(seen.item())
+
+    def from_leader(self, make: Callable[[], T]) -> T:
+        """What `make` returns on the leader, on every rank; tensors and arrays in it travel as they are. A collective.
+
+        Only the leader calls `make`. An `H3Error` it raises is raised on every rank, so that all of them agree before
+        the next collective; any other exception ends the group.
+        """
+        if self.world_size == 1:
+            return make()
+        value: object = None
+        if self.is_leader:
+            try:
+                value = make()
+            except H3Error as error:
+                value = _Raised(error)
+        value = self._spread(value)
+        if isinstance(value, _Raised):
+            raise value.error
+        return value  # type: ignore[return-value]
+
+    def _spread(self, value: object) -> object:
+        if self.is_leader:
+            skeleton, buffers = _take_apart(value)
+            frame = (skeleton, [_Shape.of(buffer) for buffer in buffers])
+            dist.broadcast_object_list([frame], group_src=0, device=torch.device("cpu"))
+            for buffer in buffers:
+                self._broadcast(_bytes_of(buffer))
+            return value
+        received: list[Any] = [None]
+        dist.broadcast_object_list(received, group_src=0, device=torch.device("cpu"))
+        skeleton, shapes = received[0]
+        buffers = [shape.empty() for shape in shapes]
+        for buffer in buffers:
+            self._broadcast(_bytes_of(buffer))
+        return _put_together(skeleton, buffers)
+
+    def _broadcast(self, raw: torch.Tensor) -> None:
+        for start in range(0, raw.numel(), _CHUNK_BYTES):
+            dist.broadcast(raw[start : start + _CHUNK_BYTES], group_src=0)
+
+
+class _Raised:
+    """An error of the leader on its way to the others."""
+
+    def __init__(self, error: H3Error) -> None:
+        self.error = error.with_traceback(None)
+
+
+class _Shape:
+    """A buffer without its bytes."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, is_array: bool) -> None:
+        self._shape, self._dtype, self._is_array = shape, dtype, is_array
+
+    @classmethod
+    def of(cls, buffer: "torch.Tensor | np.ndarray[Any, Any]") -> "_Shape":
+        is_array = isinstance(buffer, np.ndarray)
+        tensor = torch.from_numpy(buffer) if isinstance(buffer, np.ndarray) else buffer
+        return cls(tuple(tensor.shape), tensor.dtype, is_array)
+
+    def empty(self) -> "torch.Tensor | np.ndarray[Any, Any]":
+        tensor = torch.empty(self._shape, dtype=self._dtype)
+        return tensor.numpy() if self._is_array else tensor
+
+
+def _bytes_of(buffer: "torch.Tensor | np.ndarray[Any, Any]") -> torch.Tensor:
+    tensor = torch.from_numpy(buffer) if isinstance(buffer, np.ndarray) else buffer
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+class _Apart(pickle.Pickler):
+    """Pickles everything but tensors and arrays, which it collects."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.buffers: list[torch.Tensor | np.ndarray[Any, Any]] = []
+
+    def persistent_id(self, obj: object) -> int | None:
+        if isinstance(obj, torch.Tensor):
+            self.buffers.append(obj.detach().cpu().contiguous())
+        elif isinstance(obj, np.ndarray) and obj.dtype != object:
+            self.buffers.append(np.ascontiguousarray(obj).reshape(obj.shape))
+        else:
+            return None
+        return len(self.buffers) - 1
+
+
+class _Together(pickle.Unpickler):
+    """The other way round."""
+
+    def __init__(self, file: io.BytesIO, buffers: "list[torch.Tensor | np.ndarray[Any, Any]]") -> None:
+        super().__init__(file)
+        self._buffers = buffers
+
+    def persistent_load(self, pid: int) -> "torch.Tensor | np.ndarray[Any, Any]":
+        return self._buffers[pid]
+
+
+def _take_apart(value: object) -> "tuple[bytes, list[torch.Tensor | np.ndarray[Any, Any]]]":
+    file = io.BytesIO()
+    pickler = _Apart(file)
+    pickler.dump(value)
+    return file.getvalue(), pickler.buffers
+
+
+def _put_together(skeleton: bytes, buffers: "list[torch.Tensor | np.ndarray[Any, Any]]") -> object:
+    return _Together(io.BytesIO(skeleton), buffers).load()
+
+
+def host_store(host: str, world_size: int) -> tuple[Store, int]:
+    """The leader's rendezvous, listening on `host` alone: torch by itself would listen on every address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(world_size)
+    port: int = listener.getsockname()[1]
+    store: Store = TCPStore(
+        host, port, world_size, True, _JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, port
+
+
+def join_store(host: str, port: int, world_size: int) -> Store:
+    """A follower's end of the rendezvous."""
+    store: Store = TCPStore(host, port, world_size, False, _JOIN_TIMEOUT)
+    return store
