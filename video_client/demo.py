@@ -21,6 +21,8 @@ from video_client.samples import Samples, make_samples
 AAC_FRAME_SECONDS = 1024 / SAMPLE_RATE
 READY_SECONDS = 240.0
 CLIP_SECONDS = 240.0
+PART_OF_ENCODE = "encode_"
+"""Stages inside the stage `encode`: in the report, not in the table."""
 
 BEFORE = """\
 Both services start on a checkpoint of random tiny weights, so the clips are colourful noise by design: what you
@@ -122,7 +124,11 @@ def table(clips: dict[str, Clip]) -> str:
     """The clips, one a line: file, what it holds, digest, stage times."""
     rows = [("file", "size", "length", "bytes", "frames sha256", "seconds by stage")]
     for clip in clips.values():
-        stages = " ".join(f"{name} {seconds:.2f}" for name, seconds in clip.video.stage_durations.items())
+        stages = " ".join(
+            f"{name} {seconds:.2f}"
+            for name, seconds in clip.video.stage_durations.items()
+            if not name.startswith(PART_OF_ENCODE)
+        )
         length = f"{clip.facts.frames} frames, {clip.facts.video_seconds:.2f} s"
         digest = (clip.video.frames_sha256 or "")[:16]
         rows.append((str(clip.path), clip.video.size, length, str(clip.path.stat().st_size), digest, stages))

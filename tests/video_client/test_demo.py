@@ -35,11 +35,12 @@ def test_a_clip_that_does_not_is_told_how(path: Path) -> None:
 
 
 def test_the_table_shows_path_size_digest_and_stage_times(path: Path) -> None:
-    job = video("completed", 100, stage_durations={"denoise": 1.25, "decode": 0.5}, **DIGESTS)
+    job = video("completed", 100, stage_durations={"encode_text": 9.0, "encode": 1.25, "denoise": 0.5}, **DIGESTS)
     head, row = table({"t2va": Clip(path, job, check_clip(path))}).splitlines()
     assert head.split()[:3] == ["file", "size", "length"]
-    for shown in (str(path), "128x64", "107 frames, 4.46 s", "f" * 16, "denoise 1.25 decode 0.50"):
+    for shown in (str(path), "128x64", "107 frames, 4.46 s", "f" * 16, "encode 1.25 denoise 0.50"):
         assert shown in row
+    assert "encode_text" not in row
 
 
 def test_there_is_one_request_of_each_task_and_ref2va_uses_every_kind() -> None:
