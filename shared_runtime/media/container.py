@@ -10,6 +10,7 @@ import av
 from av.stream import Disposition
 
 from shared_runtime.media.boundary import DEFAULT_CAPS
+from shared_runtime.media.mp4_index import check_index
 from shared_schema.errors import InvalidRequest
 
 MAX_PIXELS = DEFAULT_CAPS.max_side**2
@@ -27,6 +28,8 @@ NO_PICTURE = Disposition.attached_pic | Disposition.timed_thumbnails
 @contextmanager
 def open_container(path: Path, reader: str) -> Iterator[Any]:
     """Open a file with one FFmpeg demuxer, named, so that no playlist or script is ever followed elsewhere."""
+    if reader == "mov":
+        check_index(path)
     options = {"protocol_whitelist": "file", "max_pixels": str(MAX_PIXELS)}
     with av.open(f"file:{path}", format=reader, container_options=options, timeout=TIMEOUT_S) as container:
         yield container

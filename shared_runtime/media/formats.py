@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared_runtime.media.boundary import decoding
+from shared_runtime.media.boundary import DEFAULT_CAPS, check_bytes, decoding
 from shared_runtime.media.container import open_container, picture_stream, sound_stream
 from shared_schema.encode import ReferenceKind
 from shared_schema.errors import InvalidRequest
@@ -104,6 +104,7 @@ def kind_of(path: Path, found: Format, param: str | None) -> ReferenceKind:
     """
     if found.kind is not None:
         return found.kind
+    check_bytes(path, DEFAULT_CAPS.video_bytes, "file", param)
     with decoding("file", param), open_container(path, found.readers[0]) as container:
         if picture_stream(container) is not None:
             return "video"
