@@ -65,13 +65,14 @@ def read_payload(file: UploadedFile, limits: ServerLimits) -> Layout:
     """
     if file.bytes == 0:
         raise InvalidRequest("encoder_output is empty", param=ENCODER_OUTPUT)
-    with file.path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        try:
-            with memoryview(mapped) as view:
-                payload = from_safetensors(view)
-            check_values(payload)
-        except PayloadError as error:
-            raise InvalidRequest(f"encoder_output: {error.message}", param=ENCODER_OUTPUT) from error
+    with file.path.open("rb") as opened:
+        # Not closed by hand: the traceback of a refusal still looks into it.
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        payload = from_safetensors(memoryview(mapped))
+        check_values(payload)
+    except PayloadError as error:
+        raise InvalidRequest(f"encoder_output: {error.message}", param=ENCODER_OUTPUT) from error
     layout, text_dim = payload.layout, payload.manifest.text_dim
     if layout is None or text_dim != limits.text_dim:
         raise InvalidRequest(f"encoder_output has {text_dim} columns, not {limits.text_dim}", param=ENCODER_OUTPUT)

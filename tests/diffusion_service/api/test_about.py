@@ -1,0 +1,60 @@
+"""What the server says about itself, and that it is true."""
+
+from pathlib import Path
+
+from tests.diffusion_service.api.served import Served, error, serve
+
+
+def test_models_are_the_served_names(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        listed = (await served.client.get("/v1/models")).json()
+        assert [model["id"] for model in listed["data"]] == ["tiny", "minimax/h3"]
+        assert listed["data"][0]["load_format"] == "safetensors"
+        assert (await served.client.get("/v1/models/minimax/h3")).json() == listed["data"][1]
+        error(await served.client.get("/v1/models/other"), 404)
+
+    serve(tmp_path, body)
+
+
+def test_limits_hold(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        limits = (await served.client.get("/v1/limits")).json()
+        for size in limits["size"]["by_aspect_ratio"].values():
+            assert (await served.post({"prompt": "x", "size": size})).json()["size"] == size
+        for frames in limits["length"]["num_frames"]:
+            assert (await served.post({"prompt": "x", "num_frames": frames})).json()["num_frames"] == frames
+        steps = limits["num_inference_steps"]
+        for count, status in (
+            (steps["min"], 200),
+            (steps["max"], 200),
+            (steps["min"] - 1, 400),
+            (steps["max"] + 1, 400),
+        ):
+            assert (await served.post({"prompt": "x", "num_inference_steps": count})).status_code == status
+
+    serve(tmp_path, body)
+
+
+def test_the_openapi_document_names_every_field_and_resolves(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        document = (await served.client.get("/openapi.json")).json()
+        post = document["paths"]["/v1/videos"]["post"]
+        assert set(post["requestBody"]["content"]) == {
+            "multipart/form-data",
+            "application/json",
+            "application/x-www-form-urlencoded",
+        }
+        form = post["requestBody"]["content"]["multipart/form-data"]["schema"]["properties"]
+        assert {"prompt", "extra_params", "input_reference", "encoder_output", "audio_reference"} <= set(form)
+        names = set(document["components"]["schemas"])
+        assert {ref.rpartition("/")[2] for ref in references(document)} <= names
+
+    serve(tmp_path, body)
+
+
+def references(node: object) -> list[str]:
+    """Every `$ref` in a document."""
+    if isinstance(node, dict):
+        inside = [found for value in node.values() for found in references(value)]
+        return [*inside, *([node["$ref"]] if "$ref" in node else [])]
+    return [found for value in node for found in references(value)] if isinstance(node, list) else []
