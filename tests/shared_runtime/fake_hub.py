@@ -57,62 +57,71 @@ def released_tree(tiny: Path) -> dict[str, bytes]:
     return {**files, "README.md": b"# MiniMax-H3", ".gitattributes": b"", "vae/picture.png": b"png"}
 
 
+class _Handler(BaseHTTPRequestHandler):
+    server: "_Server"
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        hub = self.server.hub
+        path = unquote(urlsplit(self.path).path)
+        info, resolve = f"/api/models/{REPOSITORY}", f"/{REPOSITORY}/resolve/{COMMIT}/"
+        file = path.removeprefix(resolve)
+        hub.requests.append(f"{self.command} {file}")
+        if hub.gated:
+            self.refuse(403, "GatedRepo")
+        elif path.startswith(f"{info}/tree/"):
+            self.send_json(hub.tree())
+        elif path in (info, f"{info}/revision/main", f"{info}/revision/{COMMIT}"):
+            self.send_json({"id": REPOSITORY, "sha": COMMIT, "siblings": [{"rfilename": f} for f in hub.files]})
+        elif path.startswith(f"{info}/revision/"):
+            self.refuse(404, "RevisionNotFound")
+        elif file in hub.files:
+            self.send_file(file)
+        else:
+            self.refuse(404, "EntryNotFound" if path.startswith(resolve) else "RepoNotFound")
+
+    def refuse(self, status: int, code: str) -> None:
+        self.send(status, b"", {"X-Error-Code": code, "X-Error-Message": code})
+
+    def send_json(self, content: object) -> None:
+        self.send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+    def send_file(self, file: str) -> None:
+        hub = self.server.hub
+        headers = {"ETag": f'"{hub.digest(file)}"', "X-Repo-Commit": COMMIT}
+        if file in hub.sizes:
+            headers["X-Linked-Size"] = str(hub.sizes[file])
+            headers["X-Linked-Etag"] = headers["ETag"]
+        self.send(200, hub.files[file], headers)
+
+    def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The hub's own log is `requests`."""
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self, hub: FakeHub) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hub = hub
+
+
 @contextmanager
 def serving(hub: FakeHub) -> Iterator[FakeHub]:
     """The hub on a free port of this machine."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self.answer()
-
-        def do_GET(self) -> None:
-            self.answer()
-
-        def answer(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            info, resolve = f"/api/models/{REPOSITORY}", f"/{REPOSITORY}/resolve/{COMMIT}/"
-            file = path.removeprefix(resolve)
-            hub.requests.append(f"{self.command} {file}")
-            if hub.gated:
-                self.refuse(403, "GatedRepo")
-            elif path.startswith(f"{info}/tree/"):
-                self.send_json(hub.tree())
-            elif path in (info, f"{info}/revision/main", f"{info}/revision/{COMMIT}"):
-                self.send_json({"id": REPOSITORY, "sha": COMMIT, "siblings": [{"rfilename": f} for f in hub.files]})
-            elif path.startswith(f"{info}/revision/"):
-                self.refuse(404, "RevisionNotFound")
-            elif file in hub.files:
-                self.send_file(file)
-            else:
-                self.refuse(404, "EntryNotFound" if path.startswith(resolve) else "RepoNotFound")
-
-        def refuse(self, status: int, code: str) -> None:
-            self.send(status, b"", {"X-Error-Code": code, "X-Error-Message": code})
-
-        def send_json(self, content: object) -> None:
-            self.send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
-
-        def send_file(self, file: str) -> None:
-            headers = {"ETag": f'"{hub.digest(file)}"', "X-Repo-Commit": COMMIT}
-            if file in hub.sizes:
-                headers["X-Linked-Size"] = str(hub.sizes[file])
-                headers["X-Linked-Etag"] = headers["ETag"]
-            self.send(200, hub.files[file], headers)
-
-        def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """The hub's own log is `requests`."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(hub)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
