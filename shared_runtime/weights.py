@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers import Qwen2TokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
+from shared_runtime.sharding import Sharding
 from shared_runtime.stored import (
     TEXT_LAYERS,
     Component,
@@ -38,6 +39,8 @@ M = TypeVar("M", bound=nn.Module)
 
 _NAMED = 5
 """Tensors that an error names before it only counts."""
+CACHE_LINE = 64
+"""Bytes."""
 
 
 class TensorReader(Protocol):
@@ -62,8 +65,10 @@ def tensor_readers(
                 yield name, stored[name], opened.get_slice(name)
 
 
-def load_text_encoder(path: Path, device: Device) -> Any:
+def load_text_encoder(path: Path, device: Device, sharding: Sharding | None = None) -> Any:
     """Qwen3-VL cut to the 50 layers that are run: no final norm, no head, stored dtype (BF16).
+
+    With `sharding` a rank reads and holds only its part of what the plan cuts.
 
     Its config still names the full depth, because diffusers' blocks check that it is over 50. `hidden_states[50]` is
     bit-equal to the full model's.
@@ -84,7 +89,7 @@ def load_text_encoder(path: Path, device: Device) -> Any:
     language.layers = language.layers[:TEXT_LAYERS]
     language.norm = nn.Identity()
     model.lm_head = nn.Identity()
-    return _fill(model, known, path, "text_encoder", device, frozenset({"BF16"}))
+    return _fill(model, known, path, "text_encoder", device, frozenset({"BF16"}), sharding)
 
 
 def load_video_vae(path: Path, half: Literal["encoder", "decoder"], device: Device) -> Any:
@@ -103,14 +108,21 @@ def load_audio_vae(path: Path, half: Literal["encoder", "decoder"], device: Devi
     return _load_half(AutoencoderKLMiniMaxH3Audio, path, component, device)
 
 
-def load_transformer(path: Path, partition: Literal["transformer", "transformer_ref"], device: Device) -> Any:
+def load_transformer(
+    path: Path,
+    partition: Literal["transformer", "transformer_ref"],
+    device: Device,
+    sharding: Sharding | None = None,
+) -> Any:
     """One partition of the DiT, every tensor in its stored dtype (released: BF16 with FP32 parts).
+
+    With `sharding` a rank reads and holds only its part of what the plan cuts.
 
     Raises:
         DeployError: a file or tensor is missing, unexpected or mis-shaped.
     """
     model = _build(MiniMaxH3Transformer3DModel, path, partition)
-    return _fill(model, model.state_dict().keys(), path, partition, device, frozenset({"BF16", "F32"}))
+    return _fill(model, model.state_dict().keys(), path, partition, device, frozenset({"BF16", "F32"}), sharding)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -184,10 +196,20 @@ def _check_class(kind: type, config: dict[str, Any], file: Path) -> None:
         raise DeployError(f"{file} is of a {found}, not of a {kind.__name__}: not a MiniMax-H3 checkpoint")
 
 
-def _fill(model: M, known: Set[str], path: Path, component: Component, device: Device, dtypes: frozenset[str]) -> M:
+def _fill(
+    model: M,
+    known: Set[str],
+    path: Path,
+    component: Component,
+    device: Device,
+    dtypes: frozenset[str],
+    sharding: Sharding | None = None,
+) -> M:
     """Read the parameters of `model`, cut to what runs. `known`: the names that the whole model has."""
     _check_names(model, known, path, component)
     wanted = model.state_dict()
+    if sharding is not None:
+        sharding.apply(model)
     tensors = {}
     for name, stored, reader in tensor_readers(path, component, device):
         if stored.shape != tuple(wanted[name].shape):
@@ -196,9 +218,22 @@ def _fill(model: M, known: Set[str], path: Path, component: Component, device: D
         if stored.dtype not in dtypes:
             raise DeployError(f"tensor {name} in {stored.file} is {stored.dtype}, not {' or '.join(sorted(dtypes))}")
         # A tensor read to the CPU is a view of the file, which somebody may cut or replace.
-        tensors[name] = reader[...].clone() if torch.device(device).type == "cpu" else reader[...]
+        tensor = reader[...] if sharding is None else sharding.read(name, stored.shape, reader)
+        tensors[name] = tensor.clone() if torch.device(device).type == "cpu" else tensor
     model.load_state_dict(tensors, strict=True, assign=True)
     return model.to(device).eval().requires_grad_(False)
+
+
+def _off_file(mapped: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor that is a view of a file, which somebody may cut or replace.
+
+    It begins at the same place within a cache line: the order of a CPU's sums, and so their last bits, depend on that,
+    and diffusers computes on the view.
+    """
+    bytes_ = mapped.numel() * mapped.element_size()
+    room = torch.empty(bytes_ + CACHE_LINE, dtype=torch.uint8)
+    begin = (mapped.data_ptr() - room.data_ptr()) % CACHE_LINE
+    return room[begin : begin + bytes_].view(mapped.dtype).reshape(mapped.shape).copy_(mapped)
 
 
 def _check_names(model: nn.Module, known: Set[str], path: Path, component: Component) -> None:
