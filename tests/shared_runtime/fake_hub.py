@@ -19,7 +19,6 @@ class FakeHub:
     """What the hub serves and what it was asked for."""
 
     files: dict[str, bytes]
-    url: str = ""
     gated: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
     """Sizes that the hub claims in place of the true ones."""
@@ -58,7 +57,7 @@ def released_tree(tiny: Path) -> dict[str, bytes]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: "_Server"
+    server: "HubServer"
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
@@ -112,21 +111,23 @@ class _Handler(BaseHTTPRequestHandler):
         """The hub's own log is `requests`."""
 
 
-class _Server(ThreadingHTTPServer):
-    def __init__(self, hub: FakeHub) -> None:
+class HubServer(ThreadingHTTPServer):
+    """Serves `hub`, which a test may replace."""
+
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.hub = hub
+        self.hub = FakeHub({})
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
 @contextmanager
-def serving(hub: FakeHub) -> Iterator[FakeHub]:
-    """The hub on a free port of this machine."""
-    server = _Server(hub)
+def serving() -> Iterator[HubServer]:
+    """A hub on a free port of this machine."""
+    server = HubServer()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield hub
+        yield server
     finally:
         server.shutdown()
         server.server_close()

@@ -5,10 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
@@ -17,7 +16,7 @@ from shared_runtime.stored import missing_files, needs_tensor, stored_tensors
 from shared_runtime.tiny import build_tiny
 from shared_schema.errors import DeployError
 from shared_schema.tasks import CanvasLimits
-from tests.shared_runtime.fake_hub import COMMIT, REPOSITORY, FakeHub, released_tree, serving
+from tests.shared_runtime.fake_hub import COMMIT, REPOSITORY, FakeHub, HubServer, released_tree, serving
 
 ENCODER: frozenset[Component] = frozenset(
     {"text_encoder", "tokenizer", "processor", "vae_encoder", "audio_vae_encoder"}
@@ -27,16 +26,19 @@ DIFFUSION: frozenset[Component] = frozenset(
 )
 
 SERVICE = """
-import json, sys
+import json, sys, time
+from pathlib import Path
 from shared_runtime.checkpoint import resolve_checkpoint
 from shared_schema.errors import DeployError
-model, revision, cache, *needs = sys.argv[1:]
-from pathlib import Path
-try:
-    found = resolve_checkpoint(model, frozenset(needs), revision=revision or None, cache=Path(cache))
-    print(json.dumps({"path": str(found.path), "revision": found.revision, "text_dim": found.text_dim}))
-except DeployError as error:
-    print(json.dumps({"error": str(error)}))
+for line in sys.stdin:
+    model, revision, cache, needs = json.loads(line)
+    begin = time.monotonic()
+    try:
+        found = resolve_checkpoint(model, frozenset(needs), revision=revision, cache=Path(cache))
+        answer = {"path": str(found.path), "revision": found.revision, "text_dim": found.text_dim}
+    except DeployError as error:
+        answer = {"error": str(error)}
+    print(json.dumps({**answer, "seconds": time.monotonic() - begin}), flush=True)
 """
 
 
@@ -53,45 +55,56 @@ def broken(tiny: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny, tmp_path / "broken")
 
 
-@pytest.fixture
-def hub(tiny: Path) -> Iterator[FakeHub]:
-    with serving(FakeHub(released_tree(tiny))) as running:
+@pytest.fixture(scope="module")
+def server() -> Iterator[HubServer]:
+    with serving() as running:
         yield running
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a service that resolves its checkpoint against the fake hub says."""
-
-    answer: dict[str, str | int]
-    seconds: float
-
-    @property
-    def error(self) -> str:
-        return str(self.answer["error"])
+@pytest.fixture
+def hub(server: HubServer, tiny: Path) -> FakeHub:
+    server.hub = FakeHub(released_tree(tiny))
+    return server.hub
 
 
-def start(
-    hub: FakeHub,
-    cache: Path,
-    needs: frozenset[Component],
-    *,
-    revision: str = COMMIT,
-    offline: bool = False,
-    prefix: tuple[str, ...] = (),
-) -> Start:
-    settings = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": str(int(offline)), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    begin = time.monotonic()
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", SERVICE, REPOSITORY, revision, str(cache), *sorted(needs)],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Start(json.loads(done.stdout), time.monotonic() - begin)
+class Service:
+    """A process that resolves checkpoints against a hub, as often as asked; it reads its settings once."""
+
+    def __init__(self, url: str, *, offline: bool = False, prefix: tuple[str, ...] = ()) -> None:
+        settings = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": str(int(offline)), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        self._process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", SERVICE],
+            env={**os.environ, **settings},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate(timeout=60)
+
+    def resolve(self, cache: Path, needs: frozenset[Component], revision: str = COMMIT) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([REPOSITORY, revision, str(cache), sorted(needs)]) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+
+@pytest.fixture(scope="module")
+def online(server: HubServer) -> Iterator[Service]:
+    with Service(server.url) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def offline(server: HubServer) -> Iterator[Service]:
+    with Service(server.url, offline=True) as service:
+        yield service
 
 
 def descriptions(hub: FakeHub, *folders: str) -> set[str]:
@@ -100,10 +113,9 @@ def descriptions(hub: FakeHub, *folders: str) -> set[str]:
     }
 
 
-def test_the_encoder_fetches_its_own_files_only(hub: FakeHub, tmp_path: Path) -> None:  # case 81
-    found = start(hub, tmp_path, ENCODER)
-    assert found.answer["revision"] == COMMIT
-    assert found.answer["text_dim"] == 32
+def test_the_encoder_fetches_its_own_files_only(hub: FakeHub, online: Service, tmp_path: Path) -> None:  # case 81
+    found = online.resolve(tmp_path, ENCODER)
+    assert (found["revision"], found["text_dim"]) == (COMMIT, 32)
     assert hub.fetched == descriptions(hub, "text_encoder", "tokenizer", "processor", "vae", "audio_vae") | {
         "text_encoder/model-00001-of-00003.safetensors",
         "text_encoder/model-00002-of-00003.safetensors",
@@ -112,8 +124,10 @@ def test_the_encoder_fetches_its_own_files_only(hub: FakeHub, tmp_path: Path) ->
     }
 
 
-def test_the_diffusion_service_fetches_its_own_files_only(hub: FakeHub, tmp_path: Path) -> None:  # case 81
-    start(hub, tmp_path, DIFFUSION)
+def test_the_diffusion_service_fetches_its_own_files_only(
+    hub: FakeHub, online: Service, tmp_path: Path
+) -> None:  # case 81
+    online.resolve(tmp_path, DIFFUSION)
     assert hub.fetched == descriptions(hub, "transformer", "vae", "audio_vae", "scheduler", "audio_scheduler") | {
         "transformer/diffusion_pytorch_model-00001-of-00002.safetensors",
         "transformer/diffusion_pytorch_model-00002-of-00002.safetensors",
@@ -122,94 +136,103 @@ def test_the_diffusion_service_fetches_its_own_files_only(hub: FakeHub, tmp_path
     }
 
 
-def test_what_one_service_fetched_the_other_does_not_fetch_again(hub: FakeHub, tmp_path: Path) -> None:  # case 81
-    start(hub, tmp_path, ENCODER)
+def test_what_one_service_fetched_the_other_does_not(hub: FakeHub, online: Service, tmp_path: Path) -> None:  # case 81
+    online.resolve(tmp_path, ENCODER)
     shared = hub.fetched
     hub.requests.clear()
-    start(hub, tmp_path, DIFFUSION)
+    online.resolve(tmp_path, DIFFUSION)
+    assert hub.fetched
     assert not shared & hub.fetched
 
 
-def test_a_second_start_asks_for_nothing(hub: FakeHub, tmp_path: Path) -> None:  # case 81
-    start(hub, tmp_path, ENCODER)
+def test_a_second_start_asks_for_nothing(hub: FakeHub, online: Service, tmp_path: Path) -> None:  # case 81
+    online.resolve(tmp_path, ENCODER)
     hub.requests.clear()
-    assert "error" not in start(hub, tmp_path, ENCODER).answer
+    assert "error" not in online.resolve(tmp_path, ENCODER)
     assert hub.requests == []
 
 
-def test_a_branch_is_looked_up_and_its_files_are_not_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
-    assert start(hub, tmp_path, DIFFUSION, revision="main").answer["revision"] == COMMIT
+def test_a_branch_is_looked_up_and_nothing_fetched_again(hub: FakeHub, online: Service, tmp_path: Path) -> None:
+    assert online.resolve(tmp_path, DIFFUSION, "main")["revision"] == COMMIT
     hub.requests.clear()
-    start(hub, tmp_path, DIFFUSION, revision="main")
+    assert online.resolve(tmp_path, DIFFUSION, "main")["revision"] == COMMIT
     assert hub.requests
     assert hub.fetched == set()
 
 
-def test_offline_needs_no_hub(hub: FakeHub, tmp_path: Path) -> None:  # case 81
-    start(hub, tmp_path, DIFFUSION, revision="main")
+def test_offline_needs_no_hub(hub: FakeHub, online: Service, offline: Service, tmp_path: Path) -> None:  # case 81
+    online.resolve(tmp_path, DIFFUSION, "main")
     hub.requests.clear()
     for revision in (COMMIT, "main"):
-        found = start(hub, tmp_path, DIFFUSION, revision=revision, offline=True)
-        assert found.answer["revision"] == COMMIT
+        assert offline.resolve(tmp_path, DIFFUSION, revision)["revision"] == COMMIT
     assert hub.requests == []
 
 
-def test_offline_names_the_missing_file_at_once(hub: FakeHub, tmp_path: Path) -> None:  # case 81
-    path = Path(str(start(hub, tmp_path, DIFFUSION).answer["path"]))
+def test_offline_names_the_missing_file_at_once(
+    hub: FakeHub, online: Service, offline: Service, tmp_path: Path
+) -> None:  # case 81
+    path = Path(online.resolve(tmp_path, DIFFUSION)["path"])
     gone = "transformer/diffusion_pytorch_model-00002-of-00002.safetensors"
     (path / gone).unlink()
-    found = start(hub, tmp_path, DIFFUSION, offline=True)
-    assert found.error.startswith(f"{gone} of {REPOSITORY} not in the cache, and HF_HUB_OFFLINE is set")
-    assert found.seconds < 5
+    found = offline.resolve(tmp_path, DIFFUSION)
+    assert found["error"].startswith(f"{gone} of {REPOSITORY} not in the cache, and HF_HUB_OFFLINE is set")
+    assert found["seconds"] < 5
 
 
-def test_a_cache_that_cannot_be_written_serves_what_it_has(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+def test_offline_with_nothing_names_the_index(hub: FakeHub, offline: Service, tmp_path: Path) -> None:
+    assert f"modular_model_index.json of {REPOSITORY} not in the cache" in offline.resolve(tmp_path, DIFFUSION)["error"]
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_has(
+    hub: FakeHub, server: HubServer, online: Service, tmp_path: Path
+) -> None:  # case 81
     prefix: tuple[str, ...] = ()
     if os.geteuid() == 0:
         # Root writes through any mode unless it gives up the capability.
         prefix = ("setpriv", "--bounding-set=-dac_override")
         if shutil.which("setpriv") is None:
             pytest.skip("root without setpriv cannot meet a folder that it may not write")
-    start(hub, tmp_path, DIFFUSION, revision="main")
+    online.resolve(tmp_path, DIFFUSION, "main")
     folders = [tmp_path, *(p for p in tmp_path.rglob("*") if p.is_dir())]
     for folder in folders:
         folder.chmod(0o555)
     try:
-        for revision in (COMMIT, "main"):
-            assert "error" not in start(hub, tmp_path, DIFFUSION, revision=revision, prefix=prefix).answer
-        refused = start(hub, tmp_path, ENCODER, prefix=prefix)
-        assert f"{REPOSITORY} cannot be fetched into {tmp_path}" in refused.error
+        with Service(server.url, prefix=prefix) as service:
+            for revision in (COMMIT, "main"):
+                assert "error" not in service.resolve(tmp_path, DIFFUSION, revision)
+            refused = service.resolve(tmp_path, ENCODER)
+            assert f"{REPOSITORY} cannot be fetched into {tmp_path}" in refused["error"]
     finally:
         for folder in folders:
             folder.chmod(0o755)
 
 
-def test_too_little_disk_is_said_before_any_weight_is_fetched(hub: FakeHub, tmp_path: Path) -> None:  # case 81
+def test_too_little_disk_is_said_before_any_weight(hub: FakeHub, online: Service, tmp_path: Path) -> None:  # case 81
     hub.sizes["vae/diffusion_pytorch_model.safetensors"] = 10**18
-    found = start(hub, tmp_path, DIFFUSION)
-    assert found.error.startswith(f"{REPOSITORY} needs 1000000000.0 GB more in {tmp_path}, which has ")
+    found = online.resolve(tmp_path, DIFFUSION)
+    assert found["error"].startswith(f"{REPOSITORY} needs 1000000000.0 GB more in {tmp_path}, which has ")
     assert not [path for path in hub.fetched if path.endswith(".safetensors")]
 
 
-def test_a_gated_hub_is_one_line(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_gated_hub_is_one_line(hub: FakeHub, server: HubServer, online: Service, tmp_path: Path) -> None:
     hub.gated = True
-    assert start(hub, tmp_path, DIFFUSION).error == (
-        f"{REPOSITORY} is gated: accept its licence at {hub.url}/{REPOSITORY} and set HF_TOKEN"
+    assert online.resolve(tmp_path, DIFFUSION)["error"] == (
+        f"{REPOSITORY} is gated: accept its licence at {server.url}/{REPOSITORY} and set HF_TOKEN"
     )
 
 
-def test_an_unknown_revision_is_named(hub: FakeHub, tmp_path: Path) -> None:
-    assert f"{REPOSITORY} has no revision v9" in start(hub, tmp_path, DIFFUSION, revision="v9").error
+def test_an_unknown_revision_is_named(hub: FakeHub, online: Service, tmp_path: Path) -> None:
+    assert f"{REPOSITORY} has no revision v9" in online.resolve(tmp_path, DIFFUSION, "v9")["error"]
 
 
-def test_a_hub_out_of_reach_is_said(hub: FakeHub, tmp_path: Path) -> None:
-    hub.url = "http://127.0.0.1:9"
-    assert "is out of reach" in start(hub, tmp_path, DIFFUSION, revision="main").error
+def test_a_hub_out_of_reach_is_said(tmp_path: Path) -> None:
+    with Service("http://127.0.0.1:9") as service:
+        assert "is out of reach" in service.resolve(tmp_path, DIFFUSION, "main")["error"]
 
 
-def test_a_repository_without_a_component_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_repository_without_a_component_is_refused(hub: FakeHub, online: Service, tmp_path: Path) -> None:
     del hub.files["scheduler/scheduler_config.json"]
-    assert "has no scheduler/scheduler_config.json" in start(hub, tmp_path, DIFFUSION).error
+    assert "has no scheduler/scheduler_config.json" in online.resolve(tmp_path, DIFFUSION)["error"]
 
 
 def test_no_pattern_reaches_the_other_layout() -> None:
