@@ -8,9 +8,10 @@ import io
 import os
 import pickle
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ _JOIN_TIMEOUT = timedelta(seconds=120)
 _COLLECTIVE_TIMEOUT = timedelta(hours=1)
 """Longer than any limit of ours: a hang is found by its missing beats, and ended from outside."""
 _CHUNK_BYTES = 256 * 2**20
+_PULSE_GAP_S = 0.2
 
 
 class RankComm:
@@ -36,6 +38,7 @@ class RankComm:
         self.spec = spec
         self.device = device
         self._groups: dict[Axis, dist.ProcessGroup | None] = {"tp": None, "ulysses": None}
+        self._agreed: H3Error | None = None
 
     @property
     def world_size(self) -> int:
@@ -56,7 +59,7 @@ class RankComm:
         return self.spec.mesh.index(axis, self.spec.rank)
 
     def group(self, axis: Axis) -> dist.ProcessGroup | None:
-        """torch's group of the ranks on this rank's line of the axis; None where it is alone."""
+        """The process group of the ranks on this rank's line of the axis; None where it is alone."""
         return self._groups[axis]
 
     def connect(self, host: str, store: Store) -> None:
@@ -99,8 +102,65 @@ class RankComm:
                 value = _Raised(error)
         value = self._spread(value)
         if isinstance(value, _Raised):
+            self._agreed = value.error
             raise value.error
         return value  # type: ignore[return-value]
+
+    def from_busy_leader(self, make: Callable[[Callable[[], None]], T], beat: Callable[[], None]) -> T:
+        """`from_leader` for work that takes long: the others beat with the leader instead of falling silent.
+
+        `make` is handed what it should call at its points of progress. A collective.
+        """
+        if self.world_size == 1:
+            return make(beat)
+        if not self.is_leader:
+            while self.any(False):
+                beat()
+            return self.from_leader(_never)
+        last = time.monotonic()
+
+        def pulse() -> None:
+            nonlocal last
+            beat()
+            if time.monotonic() - last >= _PULSE_GAP_S:
+                last = time.monotonic()
+                self.any(True)
+
+        def work() -> T:
+            try:
+                return make(pulse)
+            finally:
+                self.any(False)
+
+        return self.from_leader(work)
+
+    def agree(self, error: H3Error | None) -> None:
+        """Raise on every rank what one of them found, the lowest rank's, or go on on all. A collective."""
+        if not self.any(error is not None):
+            return
+        found = [error]
+        if self.world_size > 1:
+            found = [None] * self.world_size
+            dist.all_gather_object(found, error)
+        self._agreed = next(each for each in found if each is not None)
+        raise self._agreed
+
+    def agreed(self, error: Exception) -> bool:
+        """Whether every rank raised this error, so that none of them waits in a collective for another."""
+        return error is self._agreed
+
+    def exchange(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[int]) -> list[torch.Tensor]:
+        """Send bytes to every rank and receive what they send: both have one entry a rank, which may be empty.
+
+        A collective: ranks with nothing to say take part too. `outgoing` are flat uint8 tensors on this rank's device,
+        `incoming` are sizes in bytes.
+        """
+        if self.world_size == 1:
+            return list(outgoing)
+        received = torch.empty(sum(incoming), dtype=torch.uint8, device=self.device)
+        sizes = [each.numel() for each in outgoing]
+        dist.all_to_all_single(received, torch.cat(list(outgoing)), list(incoming), sizes)
+        return list(torch.split(received, list(incoming)))
 
     def _spread(self, value: object) -> object:
         if self.is_leader:
@@ -121,6 +181,10 @@ class RankComm:
     def _broadcast(self, raw: torch.Tensor) -> None:
         for start in range(0, raw.numel(), _CHUNK_BYTES):
             dist.broadcast(raw[start : start + _CHUNK_BYTES], group_src=0)
+
+
+def _never() -> NoReturn:
+    raise AssertionError("only the leader makes values")
 
 
 class _Raised:

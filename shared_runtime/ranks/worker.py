@@ -206,8 +206,9 @@ class Worker:
         if ours is not error:
             logger.exception("%s failed", type(order.command).__name__)
         # After any other exception nobody knows whether the other ranks still wait in a collective.
-        agreed = self._spec.world_size == 1 or order.lane == "side" or isinstance(ours, RequestError | TaskCancelled)
-        fatal = isinstance(error, torch.AcceleratorError) or not agreed
+        agreed = self._comm.agreed(error) or isinstance(ours, RequestError | TaskCancelled)
+        alone = self._spec.world_size == 1 or order.lane == "side"
+        fatal = isinstance(error, torch.AcceleratorError) or not (agreed or alone)
         return Failed(order.task, ours.with_traceback(None), fatal)
 
 
