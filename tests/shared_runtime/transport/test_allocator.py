@@ -46,6 +46,11 @@ def test_the_first_range_that_fits_is_taken() -> None:
     assert (room.take(64), room.take(256), room.take(256)) == (0, 512, None)
 
 
+def test_a_piece_is_never_shorter_than_asked() -> None:
+    room = FirstFit(1024, UNIT)
+    assert (room.take(65), room.take(64), room.take(1), room.take(1)) == (0, 128, 192, 256)
+
+
 def test_a_piece_is_given_back_once() -> None:
     room = FirstFit(1024, UNIT)
     offset = room.take(1)

@@ -115,6 +115,16 @@ def test_too_little_room_says_needed_and_found(small: Path) -> None:  # case 50
 
 
 @root_only
+def test_too_little_room_is_found_before_any_is_taken(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filling the file system to its brim, if only to find that out, would hurt whoever else uses it."""
+    taken: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda fd, start, size: taken.append(size))
+    with pytest.raises(DeployError):
+        Slab.create(small, 64 * MIB, "test")
+    assert taken == []
+
+
+@root_only
 def test_room_that_goes_while_allocating_is_an_error_not_a_crash(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared_runtime.transport.files._check_room", lambda *_: None)
     with pytest.raises(DeployError, match=r"needed 64 MiB"):  # case 50: posix_fallocate finds it
@@ -193,6 +203,12 @@ def test_only_slabs_inside_the_folder_are_opened(folder: Path, slab: Slab) -> No
             slabs.open(str(path))
     assert slabs.open(str(slab.path)).size == slab.size
     slabs.close()
+
+
+def test_a_slab_of_another_folder_is_not_opened(folder: Path, slab: Slab) -> None:
+    (folder / "ours").mkdir()
+    with pytest.raises(TransportError, match="one slab folder"):
+        SlabFolder(folder / "ours").open(str(slab.path))
 
 
 def test_a_slab_that_is_elsewhere_says_that_shared_memory_needs_one_host(folder: Path) -> None:
