@@ -68,8 +68,7 @@ demo:
 	$(BIN)/python -m video_client.demo
 
 serve:
-	$(BIN)/python -m video_client.pair --model "$(MODEL)" --deploy-config "$(DEPLOY)" \
-		$(if $(OVERRIDES),--stage-overrides '$(OVERRIDES)') $(if $(LORA),--lora-path "$(LORA)") $(if $(TASK),--task-type "$(TASK)")
+	$(BIN)/python -m video_client.pair --model "$(MODEL)" --deploy-config "$(DEPLOY)" $(if $(OVERRIDES),--stage-overrides '$(OVERRIDES)') $(if $(LORA),--lora-path "$(LORA)") $(if $(TASK),--task-type "$(TASK)")
 
 test:
 	$(BIN)/python -m pytest $(TESTS)

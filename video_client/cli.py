@@ -1,6 +1,7 @@
 """`python -m video_client`: the command line over `/v1/videos`, in the caller's own process."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClientError as error:
         print(f"video_client: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # The reader of the output has left (`| head`); what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return 130
 

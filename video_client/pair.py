@@ -108,13 +108,11 @@ class Pair:
                 raise ServiceEnded(f"{package} ended with exit code {code}")
 
     def stop(self) -> None:
-        """TERM both, diffusion first, and wait; kill what is left."""
+        """TERM diffusion, which may still need the encoder for what it drains, then the encoder; kill what is left."""
         for process in reversed(self._running.values()):
             process.terminate()
-        end = time.monotonic() + STOP_SECONDS
-        for process in self._running.values():
             try:
-                process.wait(max(end - time.monotonic(), 0))
+                process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,13 @@ def test_list_and_show_and_cancel_and_delete(service: Service, capsys: pytest.Ca
     assert f"{ID}  queued" in shown
     assert '"num_frames": 107' in shown
     assert "cancelled" in shown
+
+
+def test_a_reader_that_leaves_early_is_no_error(service: Service) -> None:
+    service.will(f"GET /v1/videos/{ID}", video("queued", prompt="x" * 100_000))
+    command = f"{sys.executable} -m video_client --url {service.url} show {ID} | head -n 1"
+    run = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "{\n", "")
 
 
 @pytest.mark.parametrize("arguments", [[], ["create"], ["create", "hi", "--field", "novalue"], ["wait"]])

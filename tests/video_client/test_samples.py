@@ -1,6 +1,7 @@
 import wave
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -25,11 +26,15 @@ def test_the_video_has_moving_picture_and_sound_of_one_length(samples: Samples) 
     assert (facts.frames, facts.fps, facts.flat_frames) == (60, 24.0, 0)
     assert facts.sound_seconds == pytest.approx(2.5, abs=1024 / 32_000)
     assert facts.sound_rms > 0.1
+    with av.open(str(samples.video)) as container:
+        frames = [frame.to_ndarray(format="gray").astype(int) for frame in container.decode(video=0)]
+    assert np.abs(frames[0] - frames[-1]).max() > 50
 
 
 def test_the_voice_is_three_seconds_of_mono(samples: Samples) -> None:
     with wave.open(str(samples.voice)) as sound:
         assert (sound.getnchannels(), sound.getframerate(), sound.getnframes()) == (1, 32_000, 96_000)
+        assert np.abs(np.frombuffer(sound.readframes(96_000), "<i2")).max() == pytest.approx(0.8 * 32_767, abs=1)
 
 
 def test_the_voice_has_its_energy_where_speech_has() -> None:
