@@ -217,9 +217,8 @@ def _fill(
             raise DeployError(f"tensor {name} in {stored.file} has shape {list(stored.shape)}, not {expected}")
         if stored.dtype not in dtypes:
             raise DeployError(f"tensor {name} in {stored.file} is {stored.dtype}, not {' or '.join(sorted(dtypes))}")
-        # A tensor read to the CPU is a view of the file, which somebody may cut or replace.
         tensor = reader[...] if sharding is None else sharding.read(name, stored.shape, reader)
-        tensors[name] = tensor.clone() if torch.device(device).type == "cpu" else tensor
+        tensors[name] = _off_file(tensor) if torch.device(device).type == "cpu" else tensor
     model.load_state_dict(tensors, strict=True, assign=True)
     return model.to(device).eval().requires_grad_(False)
 
