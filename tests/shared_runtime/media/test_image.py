@@ -63,8 +63,15 @@ def test_one_bit_is_read(cases: Path) -> None:  # case 70
     assert set(np.unique(decode_image(cases / "img_1bit.png"))) == {0, 255}
 
 
-def test_a_profile_is_applied_and_srgb_left_alone(cases: Path) -> None:  # case 70
-    assert np.array_equal(decode_image(cases / "img_srgb.png"), quadrants())
+def test_a_profile_that_calls_itself_srgb_changes_nothing(cases: Path, tmp_path: Path) -> None:
+    with Image.open(cases / "img_icc.png") as image:
+        profile = image.info["icc_profile"].replace("swap".encode("utf-16-be"), "sRGB".encode("utf-16-be"))
+    for name, icc in {"ours.png": profile, "plain.png": b""}.items():
+        Image.fromarray(quadrants()).save(tmp_path / name, icc_profile=icc)
+        assert np.array_equal(decode_image(tmp_path / name), quadrants())
+
+
+def test_another_profile_is_applied(cases: Path) -> None:  # case 70
     red, green = centres(decode_image(cases / "img_icc.png"))[:2]
     assert green[0] > green[1]
     assert red[1] > red[0]
