@@ -93,7 +93,9 @@ class Sharding:
     def _shrink(self, name: str, linear: nn.Linear, cut: Cut) -> None:
         features = linear.in_features if cut is Cut.ROW else linear.out_features
         if features % self._size or (cut is Cut.FUSED and features // 2 % self._size):
-            raise DeployError(f"{name} has {features} features, which do not divide by tensor_parallel_size {self._size}")
+            raise DeployError(
+                f"{name} has {features} features, which do not divide by tensor_parallel_size {self._size}"
+            )
         match cut:
             case Cut.ROW:
                 if linear.bias is not None:

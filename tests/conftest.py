@@ -5,11 +5,13 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cases.make_cases import make_cases
+from tests.ranks import Ranks, rank_groups
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,10 @@ def cases() -> Path:
             make_cases(part)
             part.rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Real rank groups that call functions of test modules; see `tests.ranks`."""
+    with rank_groups() as groups:
+        yield groups

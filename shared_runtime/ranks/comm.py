@@ -10,6 +10,7 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from shared_runtime.ranks.mesh import Axis, RankSpec
+from shared_runtime.ranks.mesh import Axis, Mesh, RankSpec
 from shared_schema.errors import H3Error
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class RankComm:
     def __init__(self, spec: RankSpec, device: torch.device) -> None:
         self.spec = spec
         self.device = device
+        self._world: dist.ProcessGroup | None = None
         self._groups: dict[Axis, dist.ProcessGroup | None] = {"tp": None, "ulysses": None}
         self._agreed: H3Error | None = None
 
@@ -58,6 +60,11 @@ class RankComm:
         """This rank's place on an axis."""
         return self.spec.mesh.index(axis, self.spec.rank)
 
+    @property
+    def world(self) -> dist.ProcessGroup | None:
+        """Torch's group of all ranks; None where this rank is alone."""
+        return self._world
+
     def group(self, axis: Axis) -> dist.ProcessGroup | None:
         """The process group of the ranks on this rank's line of the axis; None where it is alone."""
         return self._groups[axis]
@@ -71,8 +78,21 @@ class RankComm:
         dist.init_process_group(
             backend, store=store, rank=self.spec.rank, world_size=self.world_size, timeout=_COLLECTIVE_TIMEOUT
         )
+        self._world = dist.group.WORLD
+        self._make_axes(self.spec.mesh)
+
+    def split(self, mesh: Mesh) -> "RankComm | None":
+        """A comm of the first `mesh.world_size` ranks, None on the others. A collective of all ranks."""
+        inside = self.spec.rank < mesh.world_size
+        comm = RankComm(replace(self.spec, mesh=mesh), self.device)
+        made = dist.new_group(list(range(mesh.world_size))) if mesh.world_size > 1 else None
+        comm._world = made if isinstance(made, dist.ProcessGroup) else None
+        comm._make_axes(mesh)
+        return comm if inside else None
+
+    def _make_axes(self, mesh: Mesh) -> None:
         for axis in self._groups:
-            for ranks in self.spec.mesh.groups(axis):
+            for ranks in mesh.groups(axis):
                 # Every rank makes every group, also those it is not in: the calls must match.
                 made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
                 if self.spec.rank in ranks and isinstance(made, dist.ProcessGroup):
@@ -83,7 +103,7 @@ class RankComm:
         if self.world_size == 1:
             return flag
         seen = torch.tensor([flag], dtype=torch.uint8)
-        dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+        dist.all_reduce(seen, op=dist.ReduceOp.MAX, group=self._world)
         return bool(seen.item())
 
     def from_leader(self, make: Callable[[], T]) -> T:
@@ -141,7 +161,7 @@ class RankComm:
         found = [error]
         if self.world_size > 1:
             found = [None] * self.world_size
-            dist.all_gather_object(found, error)
+            dist.all_gather_object(found, error, group=self._world)
         self._agreed = next(each for each in found if each is not None)
         raise self._agreed
 
@@ -159,19 +179,19 @@ class RankComm:
             return list(outgoing)
         received = torch.empty(sum(incoming), dtype=torch.uint8, device=self.device)
         sizes = [each.numel() for each in outgoing]
-        dist.all_to_all_single(received, torch.cat(list(outgoing)), list(incoming), sizes)
+        dist.all_to_all_single(received, torch.cat(list(outgoing)), list(incoming), sizes, group=self._world)
         return list(torch.split(received, list(incoming)))
 
     def _spread(self, value: object) -> object:
         if self.is_leader:
             skeleton, buffers = _take_apart(value)
             frame = (skeleton, [_Shape.of(buffer) for buffer in buffers])
-            dist.broadcast_object_list([frame], group_src=0, device=torch.device("cpu"))
+            dist.broadcast_object_list([frame], group=self._world, group_src=0, device=torch.device("cpu"))
             for buffer in buffers:
                 self._broadcast(_bytes_of(buffer))
             return value
         received: list[Any] = [None]
-        dist.broadcast_object_list(received, group_src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(received, group=self._world, group_src=0, device=torch.device("cpu"))
         skeleton, shapes = received[0]
         buffers = [shape.empty() for shape in shapes]
         for buffer in buffers:
@@ -180,7 +200,7 @@ class RankComm:
 
     def _broadcast(self, raw: torch.Tensor) -> None:
         for start in range(0, raw.numel(), _CHUNK_BYTES):
-            dist.broadcast(raw[start : start + _CHUNK_BYTES], group_src=0)
+            dist.broadcast(raw[start : start + _CHUNK_BYTES], group=self._world, group_src=0)
 
 
 def _never() -> NoReturn:

@@ -17,9 +17,9 @@ from typing import Protocol
 from shared_runtime.ranks.fork import ForkerHandle
 from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.messages import (
+    LEADER_HOST,
     Beat,
     Cancel,
-    LEADER_HOST,
     Done,
     Failed,
     FromRank,

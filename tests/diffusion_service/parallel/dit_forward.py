@@ -1,0 +1,66 @@
+"""One DiT forward on whatever ranks there are: runs in the ranks of `tests.ranks`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
+from diffusion_service.parallel.ulysses import shard_sequence
+from shared_runtime.ranks.comm import RankComm
+from shared_runtime.ranks.worker import TaskHandle
+from shared_runtime.sharding import Sharding
+from shared_runtime.weights import load_transformer, weight_bytes
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one rank saw and the leader returns."""
+
+    video: torch.Tensor
+    audio: torch.Tensor
+    rank_bytes: list[int]
+    agree: bool
+
+
+def forward(
+    comm: RankComm, _task: TaskHandle, path: Path, partition: Any, text_rows: int, dtype: torch.dtype
+) -> Forward:
+    """Outputs for a packed sequence of `text_rows` + 10 audio + 30 video rows; whether all ranks have the same."""
+    transformer = load_transformer(path, partition, comm.device, Sharding(DIT_PLAN, comm))
+    use_local_heads(transformer, comm)
+    if comm.size("ulysses") > 1:
+        shard_sequence(transformer, comm)
+    size = weight_bytes(transformer)
+    transformer = transformer.to(dtype)
+    video, audio = transformer(**inputs(text_rows, transformer.config, dtype), return_dict=False)
+    mine = (size, video.float().sum().item(), audio.float().sum().item())
+    told = [mine] * comm.world_size
+    if comm.world_size > 1:
+        torch.distributed.all_gather_object(told, mine, group=comm.world)
+    return Forward(video.float(), audio.float(), [each[0] for each in told], len({each[1:] for each in told}) == 1)
+
+
+def inputs(text_rows: int, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A packed sequence of text, sound and picture at two noise levels."""
+    random = torch.Generator().manual_seed(text_rows)
+    audio_rows, video_rows = 10, 30
+    length = text_rows + audio_rows + video_rows
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random).to(dtype)
+
+    tags = torch.tensor([1] * text_rows + [2] * audio_rows + [0] * video_rows)
+    return {
+        "hidden_states": noise(1, video_rows, 4 * config.in_channels),
+        "audio_hidden_states": noise(1, audio_rows, config.audio_in_channels),
+        "encoder_hidden_states": noise(1, text_rows, config.text_dim),
+        "timestep": torch.tensor([0.3, 0.7]),
+        "timestep_indices": (torch.arange(length) >= text_rows + audio_rows).long(),
+        "token_tags": tags,
+        "position_ids": torch.arange(length, dtype=torch.float64)[:, None].expand(-1, 3) / 3,
+        "video_indices": torch.arange(text_rows + audio_rows, length),
+        "audio_indices": torch.arange(text_rows, text_rows + audio_rows),
+        "text_indices": torch.arange(text_rows),
+    }

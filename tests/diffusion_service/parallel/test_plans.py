@@ -1,0 +1,68 @@
+"""Every parallel plan of the DiT equals the single rank, for lengths that do not divide, rows of sound apart."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared_runtime.ranks.mesh import Mesh
+from shared_runtime.tiny import tiny_checkpoint
+from tests.diffusion_service.parallel.dit_forward import Forward
+from tests.ranks import Ranks
+
+FORWARD = "tests.diffusion_service.parallel.dit_forward:forward"
+MESHES = [Mesh(tp=2), Mesh(ulysses=2), Mesh(tp=4), Mesh(ulysses=4), Mesh(tp=2, ulysses=2)]
+ROWS = [4, 5, 6, 7]
+"""Packed lengths 44 to 47: 0 to 3 mod 4."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Path:
+    return tiny_checkpoint()
+
+
+def run(ranks: Ranks, mesh: Mesh, path: Path, rows: int, dtype: torch.dtype, partition: str = "transformer") -> Forward:
+    made = ranks.run(mesh, FORWARD, path, partition, rows, dtype)
+    assert isinstance(made, Forward)
+    return made
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_fp32_equals_one_rank_for_every_length(ranks: Ranks, checkpoint: Path, mesh: Mesh) -> None:
+    # case 72: sound as exact as the picture
+    for rows in ROWS:
+        alone = run(ranks, Mesh(), checkpoint, rows, torch.float32)
+        spread = run(ranks, mesh, checkpoint, rows, torch.float32)
+        assert difference(alone.video, spread.video) <= 1e-5
+        assert difference(alone.audio, spread.audio) <= 1e-5
+        assert spread.agree
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_bf16_is_within_the_error_of_one_rank_in_bf16(ranks: Ranks, checkpoint: Path, mesh: Mesh) -> None:
+    exact = run(ranks, Mesh(), checkpoint, 6, torch.float32)
+    alone = run(ranks, Mesh(), checkpoint, 6, torch.bfloat16)
+    spread = run(ranks, mesh, checkpoint, 6, torch.bfloat16)
+    assert difference(spread.video, exact.video) <= 1.5 * difference(alone.video, exact.video)
+    assert difference(spread.audio, exact.audio) <= 1.5 * difference(alone.audio, exact.audio)
+
+
+def test_the_reference_partition_is_spread_the_same_way(ranks: Ranks, checkpoint: Path) -> None:
+    alone = run(ranks, Mesh(), checkpoint, 5, torch.float32, "transformer_ref")
+    spread = run(ranks, Mesh(tp=2, ulysses=2), checkpoint, 5, torch.float32, "transformer_ref")
+    assert difference(alone.video, spread.video) <= 1e-5
+    assert difference(alone.video, run(ranks, Mesh(), checkpoint, 5, torch.float32).video) > 1e-3
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_rank_holds_its_share_of_what_is_cut_and_all_of_the_rest(ranks: Ranks, checkpoint: Path, tp: int) -> None:
+    whole = run(ranks, Mesh(), checkpoint, 4, torch.float32).rank_bytes[0]
+    parts = run(ranks, Mesh(tp=tp), checkpoint, 4, torch.float32).rank_bytes
+    assert len(set(parts)) == 1
+    cut = (whole - parts[0]) * tp // (tp - 1)
+    assert cut > 0.6 * whole
+    assert sum(parts) == cut + tp * (whole - cut)

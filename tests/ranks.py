@@ -1,0 +1,115 @@
+"""Real rank groups for tests: functions of test modules run on every rank, over gloo, in processes that are reused."""
+
+import asyncio
+import importlib
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from shared_runtime.ranks.comm import RankComm
+from shared_runtime.ranks.group import GroupLimits, ProcessGroup
+from shared_runtime.ranks.mesh import Mesh, RankSpec, rank_specs
+from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
+from shared_runtime.weights import load_transformer
+
+MOST = 4
+START_S = 120.0
+CALL_S = 60.0
+"""Longer means that ranks wait for each other."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """On the first ranks, as `mesh`: call `module:function` with their `RankComm`, their task and these arguments."""
+
+    mesh: Mesh
+    function: str
+    arguments: tuple[Any, ...]
+
+
+class CallRank:
+    """Does what a test says, without gradients and on one thread."""
+
+    facts = None
+
+    def __init__(self, comm: RankComm) -> None:
+        self._comm = comm
+
+    def handle(self, command: object, task: TaskHandle) -> object:
+        assert isinstance(command, Call)
+        comm = self._comm.split(command.mesh)
+        if comm is None:
+            return None
+        module, _, name = command.function.partition(":")
+        with torch.no_grad():
+            return getattr(importlib.import_module(module), name)(comm, replace(task, comm=comm), *command.arguments)
+
+
+FORKED_WITH = (load_transformer,)
+"""Imported before ranks are forked: diffusers and transformers, once for all of them."""
+
+
+def build(comm: RankComm, _settings: object, _beater: Beater) -> CallRank:
+    torch.set_num_threads(1)
+    return CallRank(comm)
+
+
+def main(spec: RankSpec, settings: object, end: socket.socket) -> None:
+    rank_main(build, spec, settings, end)
+
+
+class Ranks:
+    """Four ranks, started when first asked for and kept until the session ends."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._started: tuple[ProcessGroup, asyncio.Task[None]] | None = None
+
+    def run(self, mesh: Mesh, function: str, *arguments: Any) -> Any:
+        """What `module:function` returned on the leader of the first ranks, once all of them have returned."""
+        return self._do(self._run(Call(mesh, function, arguments)))
+
+    def close(self) -> None:
+        """End every group."""
+        self._do(self._close())
+
+    def _do(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _run(self, call: Call) -> object:
+        if self._started is None:
+            specs = rank_specs("test", Mesh(tp=MOST), ("cpu",) * MOST)
+            group = ProcessGroup(specs, "tests.ranks:main", None, GroupLimits(stuck_s=600, dead_s=600, load_s=START_S))
+            self._started = group, asyncio.create_task(group.supervise())
+        group, _ = self._started
+        async with asyncio.timeout(START_S):
+            await group.until_ready()
+        async with asyncio.timeout(CALL_S):
+            return await group.run(call)
+
+    async def _close(self) -> None:
+        if self._started is not None:
+            _, supervising = self._started
+            supervising.cancel()
+            await asyncio.wait([supervising])
+
+
+@contextmanager
+def rank_groups() -> Iterator[Ranks]:
+    """Groups in a thread with an event loop of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="rank groups", daemon=True)
+    thread.start()
+    ranks = Ranks(loop)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
