@@ -37,8 +37,10 @@ def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:
-    command = read_command("p", FLAGS, [], {"H3_NAME": "", "H3_BARE": " ", "H3_LOUD": ""})
-    assert (command.text("name"), command.text("bare"), command.switch("loud")) == ("low", None, False)
+    for nothing in ("", " "):
+        variables = {"H3_NAME": nothing, "H3_BARE": nothing, "H3_LOUD": nothing}
+        command = read_command("p", FLAGS, [], variables)
+        assert (command.text("name"), command.text("bare"), command.switch("loud")) == ("low", None, False)
 
 
 def test_what_is_wrong_names_where_it_came_from() -> None:
