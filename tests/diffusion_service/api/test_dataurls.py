@@ -57,8 +57,11 @@ def test_pieces_may_be_cut_anywhere(urls: DataUrls) -> None:
     text = json.dumps([url_of(data), "between", url_of(data)]).replace("/", "\\/").encode()
     chance, middle = random.Random(2), text.index(b"between")
     spots = [*range(1, 40), *range(middle - 12, middle + 40), *range(len(text) - 8, len(text))]
+    spots += [n + 1 for n in range(len(text)) if text[n : n + 1] == b"\\"][:20]
     for cut in spots:
-        first, between, second = json.loads(passed(urls, text, [cut, chance.randrange(len(text))]))
+        left = passed(urls, text, [cut, chance.randrange(len(text))])
+        assert len(left) < 250
+        first, between, second = json.loads(left)
         assert between == "between"
         for url in (first, second):
             file = urls.file(url, "a")
@@ -87,6 +90,14 @@ def test_broken_base64_is_refused(urls: DataUrls, spoil: int, what: str) -> None
     with pytest.raises(InvalidRequest, match="base64") as caught:
         urls.file(left, "audio_reference")
     assert caught.value.param == "audio_reference"
+
+
+def test_padding_ends_a_url_wherever_it_is_cut(urls: DataUrls) -> None:
+    text = b"data:;base64," + b"A" * 40_000 + b"QQ=="
+    for more in (b"AAAA", b"QQ==", b"A"):
+        with pytest.raises(InvalidRequest):
+            urls.file(passed(urls, text + more, [len(text)]), "a")
+    assert urls.file(passed(urls, text, [len(text) - 1]), "a").bytes == 30_001
 
 
 def test_a_mark_cannot_be_forged(urls: DataUrls, tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_one_request_reads_the_same_in_every_content_type(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_pieces_of_any_size_read_the_same(tmp_path: Path, size: int) -> None:
+def test_pieces_of_any_size_read_the_same(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffusion_service.api.forms._PIECE", 1)
     data = random.Random(size).randbytes(3000) + f"\r\n--{BOUNDARY[:-1]}".encode()
     body = part("input_references", data, "a.png") + part("seed", b"1") + part("input_references", b"2", "a.png") + END
     form = read(tmp_path, MULTIPART, [body[i : i + size] for i in range(0, len(body), size)])
@@ -75,7 +76,8 @@ def test_pieces_of_any_size_read_the_same(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
-def test_an_escape_may_be_cut(tmp_path: Path, size: int) -> None:
+def test_an_escape_may_be_cut(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffusion_service.api.forms._PIECE", 1)
     body = b"prompt=%C3%BC+%25+100%&a%5Bb%5D=%41"
     pieces = [body[i : i + size] for i in range(0, len(body), size)]
     form = read(tmp_path, "application/x-www-form-urlencoded", pieces)
