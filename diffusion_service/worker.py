@@ -14,8 +14,10 @@ from diffusion_service.commands import (
     Generated,
     PayloadTaken,
 )
-from diffusion_service.sampling.decode import Precision
+from diffusion_service.parallel.vae_tiles import video_decoder
+from diffusion_service.sampling.decode import Chunks, Precision, VideoDecoder
 from diffusion_service.sampling.generate import Generator
+from shared_runtime.conditioning.blocks import Pipeline
 from shared_runtime.conditioning.packing import unpack
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
@@ -39,7 +41,13 @@ class DiffusionRank:
         device = comm.device
         components = _load(settings, device, beater)
         precision = _decode_precision(settings.stage, device)
-        self._generator = Generator(settings.checkpoint, settings.tasks, components, precision)
+        vae, patch = components.get("vae"), settings.stage.parallel_config.vae_patch_parallel_size
+
+        def decoder(pipeline: Pipeline) -> VideoDecoder:
+            chunks = None if vae is None else Chunks(vae, pipeline.pixel_mean, pipeline.pixel_std, precision)
+            return video_decoder(chunks, comm, patch)
+
+        self._generator = Generator(settings.checkpoint, settings.tasks, components, comm, decoder)
         self._slabs = SlabReader(settings.slab_folder)
         self.facts = DiffusionFacts(
             device=str(device),
@@ -68,7 +76,7 @@ class DiffusionRank:
             task.report(event)
             task.step()
 
-        return self._generator.generate(command, conditions, layout.blocks, layout.keyframes, tell)
+        return self._generator.generate(command, conditions, layout.blocks, layout.keyframes, tell, task.beat)
 
 
 def _load(settings: DiffusionRankSettings, device: torch.device, beater: Beater) -> dict[str, Any]:

@@ -4,9 +4,9 @@ The chunks and their cross-fade are those of diffusers' `AutoencoderKLMiniMaxH3.
 clip never exists as floating point.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal, Protocol
 
 import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
@@ -14,10 +14,26 @@ from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 from shared_schema.errors import JobFailed
 
 Precision = Literal["fp16", "tf32", "fp32"]
+Beat = Callable[[], None]
+"""Called at every tile that this rank, or the one it waits for, has decoded."""
 
 
-class VideoDecoder:
-    """The video VAE's decoder half, as a stream of finished frames."""
+class VideoDecoder(Protocol):
+    """The video VAE's decoder half, as a stream of finished frames, on one rank or spread over a group."""
+
+    def decode(self, latents: torch.Tensor, num_frames: int, beat: Beat) -> Iterator[torch.Tensor | None]:
+        """Frames `(n, height, width, 3)` uint8 on the host, in order; together exactly `num_frames`.
+
+        In a group every rank calls it with the same latents `(1, 24, T, H, W)` and iterates equally often; the leader
+        is given the frames, the others None.
+
+        Raises:
+            JobFailed: `numerical_error`, a pixel is NaN or infinite; on all ranks.
+        """
+
+
+class Chunks:
+    """How the VAE cuts a clip in time, joins it again, and what its pixels mean."""
 
     def __init__(
         self,
@@ -27,67 +43,108 @@ class VideoDecoder:
         precision: Precision,
     ) -> None:
         device = vae.device
-        self._vae = vae
+        self.vae = vae
         self.device = device
+        self.size = vae.tokens_chunk_size * vae.temporal_compression_ratio
+        """Frames from one chunk to the next, padding included."""
         self._precision = precision
         self._latents_mean = torch.tensor(vae.config.latents_mean, device=device).view(1, -1, 1, 1, 1)
         self._latents_std = torch.tensor(vae.config.latents_std, device=device).view(1, -1, 1, 1, 1)
         self._pixel_mean = torch.tensor(pixel_mean, device=device).view(1, -1, 1, 1, 1)
         self._pixel_std = torch.tensor(pixel_std, device=device).view(1, -1, 1, 1, 1)
 
-    def chunks_of(self, latent_frames: int) -> int:
-        """How many chunks `decode` yields for so many latent frames."""
-        vae = self._vae
+    def count(self, latent_frames: int) -> int:
+        """Chunks of so many latent frames."""
+        vae = self.vae
         padded = -(-(latent_frames + vae.config.token_drop) // vae.tokens_chunk_size)
         return int(padded) - int(vae.config.token_drop > 0)
 
-    @torch.no_grad()
-    def decode(self, latents: torch.Tensor, num_frames: int) -> Iterator[torch.Tensor]:
-        """Frames `(n, height, width, 3)` uint8 on the host, in order; together exactly `num_frames`.
+    def pieces(self, latent_frames: int, num_frames: int) -> tuple[int, ...]:
+        """Frames of everything that a decoder yields: each chunk's head, then the last one's tail."""
+        head = self.size - self.vae.frame_pre_padding
+        ends = [min(head * (chunk + 1), num_frames) for chunk in range(self.count(latent_frames))] + [num_frames]
+        lengths = tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+        assert lengths[-1] <= self.vae.frame_overlap, f"{latent_frames} latent frames are not {num_frames} frames"
+        return tuple(length for length in lengths if length)
 
-        Raises:
-            JobFailed: `numerical_error`, a pixel is NaN or infinite.
-        """
-        left = num_frames
-        for pixels in self._chunks(latents * self._latents_std + self._latents_mean):
-            frames = self._to_uint8(pixels[:, :, :left])
-            left -= frames.shape[0]
-            if frames.shape[0]:
-                yield frames
-        assert left == 0, f"{left} frames were not decoded"
-
-    def _chunks(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Decoded chunks `(1, 3, n, height, width)` in the VAE's pixel convention, cross-faded, tail included."""
-        vae = self._vae
+    def split(self, latents: torch.Tensor) -> list[torch.Tensor]:
+        """What the decoder reads of each chunk, from normalised latents."""
+        vae = self.vae
         size = vae.tokens_chunk_size
-        frames_per_chunk = size * vae.temporal_compression_ratio
-        count = self.chunks_of(latents.shape[2])
+        latents = latents * self._latents_std + self._latents_mean
+        count = self.count(latents.shape[2])
         missing = (count + int(vae.config.token_drop > 0)) * size - latents.shape[2] - vae.config.token_drop
         latents = torch.cat([latents, latents[:, :, -1:].repeat(1, 1, missing, 1, 1)], dim=2) if missing else latents
-        tail = None
-        for index in range(count):
-            start = index * size
-            with self._compute():
-                clip = vae._decode_clip(latents[:, :, start : start + size + vae.token_overlap])
-            head = clip[:, :, vae.frame_pre_padding : frames_per_chunk]
-            yield head if tail is None else vae._blend(tail, head, vae.frame_overlap, dim=-3)
-            tail = clip[:, :, frames_per_chunk + vae.frame_pre_padding :]
-        assert tail is not None
-        yield tail
+        return [latents[:, :, i * size : (i + 1) * size + vae.token_overlap] for i in range(count)]
 
-    def _compute(self) -> AbstractContextManager[object]:
+    def compute(self) -> AbstractContextManager[object]:
+        """The precision that the decoder computes in."""
         if self._precision == "fp16":
             return torch.autocast(self.device.type, torch.float16)
         return nullcontext()
 
-    def _to_uint8(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Round half to even of 255 times the clamped float32 value, as the digest defines it."""
+    def head(self, decoded: torch.Tensor, tail_before: torch.Tensor | None) -> torch.Tensor:
+        """The frames that a decoded chunk adds, cross-faded with the tail of the chunk before."""
+        head = decoded[:, :, self.vae.frame_pre_padding : self.size]
+        if tail_before is None:
+            return head
+        faded: torch.Tensor = self.vae._blend(tail_before, head, self.vae.frame_overlap, dim=-3)
+        return faded
+
+    def tail(self, decoded: torch.Tensor) -> torch.Tensor:
+        """The frames that a decoded chunk shares with the next one."""
+        return decoded[:, :, self.size + self.vae.frame_pre_padding :]
+
+    def to_uint8(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(n, height, width, 3)` from `(1, 3, n, height, width)`, and whether all of it is finite, on the device.
+
+        Round half to even of 255 times the clamped float32 value, as the digest defines it.
+        """
         pixels = pixels.float() * self._pixel_std + self._pixel_mean
-        if not torch.isfinite(pixels).all():
-            raise JobFailed("decoded frames are not finite", code="numerical_error")
         levels = (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
-        frames: torch.Tensor = levels[0].permute(1, 2, 3, 0).contiguous().cpu()
-        return frames
+        return levels[0].permute(1, 2, 3, 0).contiguous(), torch.isfinite(pixels).all()
+
+
+class SingleDecoder:
+    """A `VideoDecoder` of one rank."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor, num_frames: int, beat: Beat) -> Iterator[torch.Tensor]:
+        """All frames in order; see `VideoDecoder.decode`."""
+        pixels = self._pixels(latents, beat)
+        for length in self._chunks.pieces(latents.shape[2], num_frames):
+            frames, finite = self._chunks.to_uint8(next(pixels)[:, :, :length])
+            if not finite:
+                raise not_finite()
+            yield frames.cpu()
+
+    def _pixels(self, latents: torch.Tensor, beat: Beat) -> Iterator[torch.Tensor]:
+        """Decoded chunks `(1, 3, n, height, width)` in the VAE's pixel convention, cross-faded, tail included."""
+        tail = None
+        for chunk in self._chunks.split(latents):
+            with self._chunks.compute(), _beating(self._chunks.vae, beat):
+                decoded = self._chunks.vae._decode_clip(chunk)
+            yield self._chunks.head(decoded, tail)
+            tail = self._chunks.tail(decoded)
+        assert tail is not None
+        yield tail
+
+
+@contextmanager
+def _beating(vae: AutoencoderKLMiniMaxH3, beat: Beat) -> Iterator[None]:
+    hook = vae.decoder.register_forward_hook(lambda *_: beat())
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def not_finite() -> JobFailed:
+    """What a decoder raises about pixels that are no numbers."""
+    return JobFailed("decoded frames are not finite", code="numerical_error")
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
-"""One clip from a payload: prepare, denoise, decode, and write the file meanwhile. Diffusion leader; torch."""
+"""One clip from a payload: prepare, denoise, decode, and write the file meanwhile. Diffusion ranks; torch."""
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,14 +10,15 @@ import torch
 from diffusers.modular_pipelines import ModularPipelineBlocks
 
 from diffusion_service.commands import ClipDone, DiffusionEvent, Generate, Generated, Muxing, StepDone
-from diffusion_service.mux import ClipWriter
-from diffusion_service.sampling.decode import Precision, VideoDecoder, decode_sound
+from diffusion_service.sampling.decode import Beat, VideoDecoder, decode_sound
 from diffusion_service.sampling.denoise import Denoiser
 from diffusion_service.sampling.prepare import blocks_of, prepare
-from shared_runtime.conditioning.blocks import assemble
+from diffusion_service.sampling.recording import Recording
+from shared_runtime.conditioning.blocks import Pipeline, assemble
 from shared_runtime.conditioning.packing import Conditions
+from shared_runtime.ranks.comm import RankComm
 from shared_schema.layout import Block
-from shared_schema.tasks import Task
+from shared_schema.tasks import FRAMES_PER_CHUNK, Task
 from shared_schema.videos import VideoOutput
 
 Tell = Callable[[DiffusionEvent], None]
@@ -29,14 +29,19 @@ class Generator:
     """The sampling steps of the tasks that a rank serves, over one set of components."""
 
     def __init__(
-        self, checkpoint: Path, tasks: frozenset[Task], components: dict[str, Any], precision: Precision
+        self,
+        checkpoint: Path,
+        tasks: frozenset[Task],
+        components: dict[str, Any],
+        comm: RankComm,
+        video_decoder: Callable[[Pipeline], VideoDecoder],
     ) -> None:
+        self._comm = comm
         self._prepare = {task: blocks_of(task) for task in tasks}
         self._denoisers = {task: Denoiser(task) for task in tasks}
         self._pipelines = {task: assemble(checkpoint, self._steps(task), _parts(task, components)) for task in tasks}
-        self._audio_vae = components["audio_vae"]
-        pipeline = next(iter(self._pipelines.values()))
-        self._video = VideoDecoder(components["vae"], pipeline.pixel_mean, pipeline.pixel_std, precision)
+        self._audio_vae = components.get("audio_vae")
+        self._video = video_decoder(next(iter(self._pipelines.values())))
 
     def _steps(self, task: Task) -> dict[str, ModularPipelineBlocks]:
         steps = (*self._prepare[task], *self._denoisers[task].blocks)
@@ -49,8 +54,9 @@ class Generator:
         blocks: tuple[Block, ...],
         keyframes: tuple[int, ...],
         tell: Tell,
+        beat: Beat,
     ) -> Generated:
-        """Make one clip and write it to `command.output`; the file is gone if this raises.
+        """Make one clip, which the leader writes to `command.output`; the file is gone if this raises. A collective.
 
         Raises:
             JobFailed: `numerical_error`, something is not finite.
@@ -63,34 +69,38 @@ class Generator:
         with _timed(timings, "denoise"):
             video, audio = self._denoisers[command.task].run(pipeline, state, lambda done, of: tell(StepDone(done, of)))
         del state
-        with ClipWriter(command.output, command.height, command.width, command.num_frames) as writer:
+        with Recording(self._comm, command.output, command.height, command.width, command.num_frames) as recording:
             with _timed(timings, "audio_decode"):
-                waveform = decode_sound(self._audio_vae, audio)
-                writer.write_sound(waveform.numpy())
+                recording.write_sound(self._decode_sound(audio, beat))
             with _timed(timings, "video_decode"):
-                frames_sha256 = self._write_frames(writer, video, command.num_frames, tell)
+                total = command.num_frames // FRAMES_PER_CHUNK
+                for index, frames in enumerate(self._video.decode(video, command.num_frames, beat)):
+                    recording.write_frames(frames)
+                    tell(ClipDone(min(index + 1, total), total))
             tell(Muxing())
             with _timed(timings, "mux"):
-                size = writer.finish()
-            warnings = writer.warnings()
+                recorded = recording.finish()
         output = VideoOutput(
             index=0,
             seed=command.seed,
-            frames_sha256=frames_sha256,
-            audio_sha256=hashlib.sha256(waveform.numpy().tobytes()).hexdigest(),
-            bytes=size,
+            frames_sha256=recorded.frames_sha256,
+            audio_sha256=recorded.audio_sha256,
+            bytes=recorded.size,
         )
-        return Generated(output, timings, warnings, _peak_memory_mb(self._video.device))
+        return Generated(output, timings, recorded.warnings, _peak_memory_mb(self._comm.device))
 
-    def _write_frames(self, writer: ClipWriter, latents: torch.Tensor, num_frames: int, tell: Tell) -> str:
-        digest = hashlib.sha256()
-        total = self._video.chunks_of(latents.shape[2])
-        for index, frames in enumerate(self._video.decode(latents, num_frames)):
-            pixels = frames.numpy()
-            digest.update(pixels.data)
-            writer.write_frames(pixels)
-            tell(ClipDone(min(index + 1, total), total))
-        return digest.hexdigest()
+    def _decode_sound(self, latents: torch.Tensor, beat: Beat) -> torch.Tensor | None:
+        """The waveform on the leader, None elsewhere."""
+        waveform: torch.Tensor | None = None
+
+        def decode(tell: Beat) -> None:
+            nonlocal waveform
+            assert self._audio_vae is not None
+            waveform = decode_sound(self._audio_vae, latents)
+            tell()
+
+        self._comm.from_busy_leader(decode, beat)
+        return waveform
 
 
 def _parts(task: Task, components: dict[str, Any]) -> dict[str, Any]:
