@@ -18,6 +18,7 @@ from diffusion_service.api.router import build_router
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.store import MemoryJobStore
+from shared_schema.errors import NotReady
 from shared_schema.tasks import CanvasLimits, Task
 
 FilePart = tuple[str, tuple[str | None, bytes | str, str]]
@@ -48,6 +49,14 @@ class Served:
     health: FakeHealth
     app: FastAPI
     counted: list[str] = field(default_factory=list)
+    encoder_away: bool = False
+
+    async def count_tokens(self, prompt: str) -> int:
+        """Two characters a token."""
+        if self.encoder_away:
+            raise NotReady("no encoder answers")
+        self.counted.append(prompt)
+        return len(prompt) // 2
 
     async def post(
         self, fields: Mapping[str, object], parts: Sequence[FilePart] = (), path: str = "/v1/videos", **headers: str
@@ -89,21 +98,15 @@ def serve(folder: Path, body: Callable[[Served], Awaitable[None]], limits: Serve
 def _build(folder: Path, limits: ServerLimits) -> Served:
     store, artifacts, health = MemoryJobStore(), Artifacts(folder), FakeHealth()
     runner = FakeRunner(store, artifacts, lambda: 1000.0, limits.retention_s)
-    counted: list[str] = []
-
-    async def count_tokens(prompt: str) -> int:
-        counted.append(prompt)
-        return len(prompt) // 2
-
-    deps = ApiDeps(
-        store, artifacts, runner, limits, health, count_tokens, lambda: 1000.0, {"load_format": "safetensors"}
-    )
     app = FastAPI()
-    app.include_router(build_router(deps))
-    install(app)
     transport = httpx.ASGITransport(app=app)
     client = httpx.AsyncClient(transport=transport, base_url="http://h3")
-    return Served(folder, client, store, artifacts, runner, health, app, counted)
+    served = Served(folder, client, store, artifacts, runner, health, app)
+    info = {"load_format": "safetensors"}
+    deps = ApiDeps(store, artifacts, runner, limits, health, served.count_tokens, lambda: 1000.0, info)
+    app.include_router(build_router(deps))
+    install(app)
+    return served
 
 
 def part(path: Path, name: str = "input_references", file_name: str = "a.png") -> FilePart:

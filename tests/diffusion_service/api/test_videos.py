@@ -210,6 +210,17 @@ def test_a_prompt_passes_unchanged(tmp_path: Path) -> None:  # case 71
     serve(tmp_path, body)
 
 
+def test_a_prompt_that_cannot_be_counted_now_is_503(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        served.encoder_away = True
+        answer = await served.post({**GOOD, "prompt": "a" * 10_001})
+        assert error(answer, 503)["code"] == "not_ready"
+        assert "retry-after" in answer.headers
+        assert (await served.post(GOOD)).status_code == 200
+
+    serve(tmp_path, body)
+
+
 @pytest.mark.parametrize("prompt", ["", "  \n\t", None])
 def test_a_prompt_without_a_word_is_refused(tmp_path: Path, prompt: str | None) -> None:
     async def body(served: Served) -> None:
