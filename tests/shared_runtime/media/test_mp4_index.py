@@ -54,7 +54,7 @@ def test_pictures_may_spell_the_name_by_chance(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tail", [b"\0\0\0\2junkstsz" + b"\xff" * 40, b"\0\0\0\0freestsz" + b"\xff" * 40], ids=["too small", "to the end"]
+    "tail", [b"\0\0\0\2mdatstsz" + b"\xff" * 40, b"\0\0\0\0freestsz" + b"\xff" * 40], ids=["too small", "to the end"]
 )
 def test_what_follows_a_strange_size_is_looked_at_too(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "odd.mp4"
