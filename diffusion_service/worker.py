@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,20 +15,25 @@ from diffusion_service.commands import (
     Generated,
     PayloadTaken,
 )
+from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
+from diffusion_service.parallel.ulysses import shard_sequence
 from diffusion_service.parallel.vae_tiles import video_decoder
 from diffusion_service.sampling.decode import Chunks, Precision, VideoDecoder
 from diffusion_service.sampling.generate import Generator
 from shared_runtime.conditioning.blocks import Pipeline
-from shared_runtime.conditioning.packing import unpack
+from shared_runtime.conditioning.packing import Conditions, unpack
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
+from shared_runtime.sharding import Sharding
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.shm import SlabReader
 from shared_runtime.weights import load_audio_vae, load_scheduler, load_transformer, load_video_vae, weight_bytes
 from shared_schema.deploy.model import DiffusionStage
+from shared_schema.deploy.settings import Partition
 from shared_schema.encoder_output import EncoderOutput
+from shared_schema.layout import Layout
 from shared_schema.tasks import Task
 from shared_schema.videos import Execution
 
@@ -39,8 +45,9 @@ class DiffusionRank:
 
     def __init__(self, comm: RankComm, settings: DiffusionRankSettings, beater: Beater) -> None:
         device = comm.device
-        components = _load(settings, device, beater)
-        precision = _decode_precision(settings.stage, device)
+        self._comm = comm
+        components = _load(settings, comm, beater)
+        precision = settings.stage.decode_precision
         vae, patch = components.get("vae"), settings.stage.parallel_config.vae_patch_parallel_size
 
         def decoder(pipeline: Pipeline) -> VideoDecoder:
@@ -65,11 +72,7 @@ class DiffusionRank:
                 raise TypeError(f"a diffusion rank does not know {type(command).__name__}")
 
     def _generate(self, command: Generate, task: TaskHandle) -> Generated:
-        payload = EncoderOutput(manifest=command.manifest, data=self._slabs.view(command.landing))
-        check_values(payload)
-        conditions = unpack(payload)
-        layout = payload.layout
-        assert layout is not None
+        conditions, layout = self._comm.from_leader(lambda: self._take(command))
         task.report(PayloadTaken())
 
         def tell(event: DiffusionEvent) -> None:
@@ -78,31 +81,43 @@ class DiffusionRank:
 
         return self._generator.generate(command, conditions, layout.blocks, layout.keyframes, tell, task.beat)
 
+    def _take(self, command: Generate) -> tuple[Conditions, Layout]:
+        """Copy the payload off its landing; the leader alone reads the slab, for the others may be elsewhere."""
+        payload = EncoderOutput(manifest=command.manifest, data=self._slabs.view(command.landing))
+        check_values(payload)
+        layout = payload.layout
+        assert layout is not None
+        return unpack(payload), layout
 
-def _load(settings: DiffusionRankSettings, device: torch.device, beater: Beater) -> dict[str, Any]:
-    """Only what this service needs: no tokenizer, no processor, no encoder half, no partition nobody asks for."""
-    path = settings.checkpoint
+
+def _load(settings: DiffusionRankSettings, comm: RankComm, beater: Beater) -> dict[str, Any]:
+    """Only what this rank needs: no tokenizer, no processor, no encoder half, no partition nobody asks for."""
+    path, device = settings.checkpoint, comm.device
     components: dict[str, Any] = {
         "scheduler": load_scheduler(path, "scheduler"),
         "audio_scheduler": load_scheduler(path, "audio_scheduler"),
-        "vae": load_video_vae(path, "decoder", device),
-        "audio_vae": load_audio_vae(path, "decoder", device),
     }
+    if comm.is_leader:
+        components["audio_vae"] = load_audio_vae(path, "decoder", device)
+    if comm.is_leader or settings.stage.parallel_config.vae_patch_parallel_size > 1:
+        components["vae"] = load_video_vae(path, "decoder", device)
     beater.beat()
     if settings.tasks - {Task.REF2VA}:
-        components["transformer"] = load_transformer(path, "transformer", device)
+        components["transformer"] = _load_transformer(path, "transformer", comm)
         beater.beat()
     if Task.REF2VA in settings.tasks:
-        components["transformer_ref"] = load_transformer(path, "transformer_ref", device)
+        components["transformer_ref"] = _load_transformer(path, "transformer_ref", comm)
         beater.beat()
     return components
 
 
-def _decode_precision(stage: DiffusionStage, device: torch.device) -> Precision:
-    """The deploy file's choice, else the released reference's autocast on a GPU and FP32 on a CPU."""
-    if stage.vae_decode_precision is not None:
-        return stage.vae_decode_precision
-    return "fp32" if device.type == "cpu" else "fp16"
+def _load_transformer(path: Path, partition: Partition, comm: RankComm) -> Any:
+    """This rank's share of a partition, made to work with the others'."""
+    transformer = load_transformer(path, partition, comm.device, Sharding(DIT_PLAN, comm))
+    use_local_heads(transformer, comm)
+    if comm.size("ulysses") > 1:
+        shard_sequence(transformer, comm)
+    return transformer
 
 
 def _execution(

@@ -21,6 +21,7 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
 from shared_runtime.conditioning.blocks import Pipeline, assemble, run_block
 from shared_runtime.conditioning.packing import Conditions, pack
 from shared_runtime.conditioning.references import DecodedMedia, decode_media, with_used_sizes
+from shared_runtime.ranks.comm import RankComm
 from shared_schema.encode import EncodeRequest, UsedReference
 from shared_schema.encoder_output import EncoderOutput
 from shared_schema.layout import Block, BlockKind, Layout
@@ -36,6 +37,11 @@ _BLOCKS = {
     "vae_ref2va": MiniMaxH3Ref2VAReferenceEncoderStep,
 }
 _PREPARE = {Task.FL2VA: "resize", Task.REF2VA: "setup"}
+_PREPARED = {
+    Task.FL2VA: ("keyframes", "keyframe_anchors"),
+    Task.REF2VA: ("normalized_references",),
+}
+"""What the blocks after the first one read of it."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +53,36 @@ class EncodedRequest:
     timings: dict[str, float]
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A request's values for the encode blocks, and what was used of each reference."""
+
+    values: dict[str, Any]
+    used: tuple[UsedReference, ...]
+
+
 class EncoderPipeline:
     """The encode steps of all three tasks over one set of components."""
 
-    def __init__(self, checkpoint: Path, components: dict[str, Any]) -> None:
+    def __init__(self, checkpoint: Path, components: dict[str, Any], comm: RankComm) -> None:
+        self._comm = comm
         self._blocks = {name: block() for name, block in _BLOCKS.items()}
         self._pipeline: Pipeline = assemble(checkpoint, self._blocks, components)
 
-    def encode(self, request: EncodeRequest, files: tuple[Path, ...], step: Callable[[], None]) -> EncodedRequest:
-        """Media, words and pictures to one payload; `step` is called between the stages.
+    def encode(
+        self, request: EncodeRequest, files: tuple[Path, ...], step: Callable[[], None]
+    ) -> EncodedRequest | None:
+        """Media, words and pictures to one payload, on the leader. A collective; `step` is called between the stages.
 
         Raises:
-            InvalidRequest: a file cannot be decoded after all.
+            InvalidRequest: a file cannot be decoded after all; on every rank.
             PayloadError: what came out does not fit its own layout.
         """
         timings: dict[str, float] = {}
         with _timed(timings, "media"):
-            media = decode_media(request, files)
+            prepared = self._comm.from_leader(lambda: self._prepare(request, files))
         step()
-        state = self._state(request, media)
-        task = request.task
-        if task in _PREPARE:
-            with _timed(timings, "prepare"):
-                self._run(_PREPARE[task], state)
-        step()
+        state, task = _state(prepared.values), request.task
         with _timed(timings, "text"):
             self._run(f"text_{task.value}", state)
         step()
@@ -78,25 +90,43 @@ class EncoderPipeline:
             with _timed(timings, "vae"):
                 self._run(f"vae_{task.value}", state)
         step()
+        if not self._comm.is_leader:
+            return None
         with _timed(timings, "pack"):
             conditions = _conditions(state)
             payload = pack(conditions, _layout(request, state, conditions))
-        used = with_used_sizes(media.used, _used_sizes(state)) if media.used else ()
-        return EncodedRequest(payload, used, timings)
+        return EncodedRequest(payload, prepared.used, timings)
+
+    def _prepare(self, request: EncodeRequest, files: tuple[Path, ...]) -> _Prepared:
+        """Decode the media and put it on the model's own rates and sizes: only the leader has the files."""
+        media = decode_media(request, files)
+        values = _inputs(request, media)
+        if request.task is Task.T2VA:
+            return _Prepared(values, ())
+        state = _state(values)
+        self._run(_PREPARE[request.task], state)
+        kept = {name: state.get(name) for name in _PREPARED[request.task]}
+        return _Prepared({**values, **kept, "references": None}, with_used_sizes(media.used, _used_sizes(state)))
 
     def _run(self, name: str, state: PipelineState) -> None:
         run_block(self._blocks[name], self._pipeline, state)
 
-    def _state(self, request: EncodeRequest, media: DecodedMedia) -> PipelineState:
-        state = PipelineState()
-        for name in ("prompt", "height", "width", "num_frames"):
-            state.set(name, getattr(request, name))
-        if request.task is Task.FL2VA:
-            for place, picture in zip(request.keyframes, media.pictures, strict=True):
-                state.set("image" if place == 0 else "last_image", picture)
-        if request.task is Task.REF2VA:
-            state.set("references", list(media.references))
-        return state
+
+def _inputs(request: EncodeRequest, media: DecodedMedia) -> dict[str, Any]:
+    values: dict[str, Any] = {name: getattr(request, name) for name in ("prompt", "height", "width", "num_frames")}
+    if request.task is Task.FL2VA:
+        for place, picture in zip(request.keyframes, media.pictures, strict=True):
+            values["image" if place == 0 else "last_image"] = picture
+    if request.task is Task.REF2VA:
+        values["references"] = list(media.references)
+    return values
+
+
+def _state(values: dict[str, Any]) -> PipelineState:
+    state = PipelineState()
+    for name, value in values.items():
+        state.set(name, value)
+    return state
 
 
 @contextmanager

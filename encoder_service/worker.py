@@ -17,11 +17,13 @@ from encoder_service.commands import (
     Push,
     Pushed,
 )
+from encoder_service.parallel import TEXT_PLAN
 from encoder_service.pipeline import EncoderPipeline
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
+from shared_runtime.sharding import Sharding
 from shared_runtime.transport.codec import check_values, checksum
 from shared_runtime.transport.inline import to_safetensors
 from shared_runtime.transport.shm import ShmSender
@@ -46,9 +48,9 @@ class EncoderRank:
     def __init__(self, comm: RankComm, settings: EncoderRankSettings, beater: Beater) -> None:
         self._comm = comm
         self._device = comm.device
-        components = _load(settings, self._device, beater)
+        components = _load(settings, comm, beater)
         self._tokenizer = components["tokenizer"]
-        self._pipeline = EncoderPipeline(settings.checkpoint, components)
+        self._pipeline = EncoderPipeline(settings.checkpoint, components, comm)
         self._sender = ShmSender(settings.slab_folder)
         self._waiting: dict[str, EncoderOutput] = {}
         self._weight_bytes = sum(
@@ -77,14 +79,17 @@ class EncoderRank:
             case _:
                 raise TypeError(f"an encoder rank does not know {type(command).__name__}")
 
-    def _encode(self, command: Encode, task: TaskHandle) -> Encoded:
+    def _encode(self, command: Encode, task: TaskHandle) -> Encoded | None:
         encoded = self._pipeline.encode(command.request, command.files, task.step)
+        if encoded is None:
+            return None
         check_values(encoded.payload)
-        task.step()
         self._waiting[command.encoding_id] = encoded.payload
         return Encoded(encoded.payload.manifest, encoded.references, encoded.timings)
 
-    def _push(self, encoding_id: str, landing: Landing) -> Pushed:
+    def _push(self, encoding_id: str, landing: Landing) -> Pushed | None:
+        if not self._comm.is_leader:
+            return None
         payload = self._waiting.get(encoding_id)
         if payload is None:
             raise LeaseExpired(f"encoding {encoding_id} is not here: it was pushed, dropped, or lapsed")
@@ -101,7 +106,9 @@ class EncoderRank:
                 receipt = PushReceipt(bytes=len(blob), checksum=checksum(memoryview(blob)), seconds=0.0)
                 return Pushed(receipt, blob)
 
-    def _probe(self, landing: Landing, nbytes: int) -> Pushed:
+    def _probe(self, landing: Landing, nbytes: int) -> Pushed | None:
+        if not self._comm.is_leader:
+            return None
         pattern = _pattern(nbytes).numpy().data
         match landing:
             case ShmLanding():
@@ -116,13 +123,13 @@ def _pattern(nbytes: int) -> torch.Tensor:
     return (torch.arange(nbytes, dtype=torch.int64) * 2_654_435_761 >> 7).to(torch.uint8)
 
 
-def _load(settings: EncoderRankSettings, device: torch.device, beater: Beater) -> dict[str, Any]:
-    """Every component of the encode blocks, each from only the tensors that this service needs."""
-    path = settings.checkpoint
+def _load(settings: EncoderRankSettings, comm: RankComm, beater: Beater) -> dict[str, Any]:
+    """Every component of the encode blocks, each from only the tensors that this rank needs."""
+    path, device = settings.checkpoint, comm.device
     components: dict[str, Any] = {}
     components["tokenizer"] = load_tokenizer(path)
     components["processor"] = load_processor(path)
-    components["text_encoder"] = load_text_encoder(path, device)
+    components["text_encoder"] = load_text_encoder(path, device, Sharding(TEXT_PLAN, comm))
     beater.beat()
     components["vae"] = load_video_vae(path, "encoder", device)
     beater.beat()
