@@ -17,7 +17,7 @@ from encoder_service.commands import (
     Push,
     Pushed,
 )
-from encoder_service.parallel import TEXT_PLAN
+from encoder_service.parallel import TEXT_PLAN, LeaderAudioVae
 from encoder_service.pipeline import EncoderPipeline
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
@@ -133,7 +133,8 @@ def _load(settings: EncoderRankSettings, comm: RankComm, beater: Beater) -> dict
     beater.beat()
     components["vae"] = load_video_vae(path, "encoder", device)
     beater.beat()
-    components["audio_vae"] = load_audio_vae(path, "encoder", device)
+    audio_vae = load_audio_vae(path, "encoder", device) if comm.is_leader else None
+    components["audio_vae"] = LeaderAudioVae(audio_vae, comm)
     return components
 
 

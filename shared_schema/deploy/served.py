@@ -34,8 +34,6 @@ def _refusals(deployment: Deployment) -> Iterator[str]:
     if deployment.distributed_executor_backend == "ray":
         yield "distributed_executor_backend: ray is not served yet: use mp"
     for stage in (encoder, diffusion):
-        if stage.world_size > 1:
-            yield f"stage {stage.stage_id} asks for {stage.world_size} ranks, this version runs one: set degrees to 1"
         if stage.load_format != "safetensors":
             yield f"stages[{stage.stage_id}].load_format: {stage.load_format} is not served yet: use safetensors"
         if stage.vae_encode_precision not in (None, "fp32"):

@@ -34,7 +34,6 @@ def settings(*arguments: str) -> EncoderSettings:
         ((*TINY, "--devices", "cpu,cpu"), "--devices: stages[0].devices: must list 1 (tensor_parallel_size), not 2"),
         ((*TINY, "--host", "0.0.0.0"), "--host 0.0.0.0 opens the encoder to other machines: set service.internal_tok"),
         ((*TINY, "--json"), "--json goes with show-config"),
-        (("--model", "tiny", "--deploy-config", "tiny_parallel"), "stage 0 asks for 2 ranks, this version runs one"),
     ],
 )
 def test_wrong_settings_are_one_line_and_exit_code_2_before_anything_heavy_is_loaded(
