@@ -316,6 +316,16 @@ def test_every_deploy_key_is_declared_once_and_its_default_never_repeated() -> N
     assert not repeated
 
 
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_documents_name_files_that_are_there(document: str) -> None:
+    named = re.findall(r"`([\w/]+\.py|[\w]+/[\w/]*)`", (ROOT / document).read_text(encoding="utf-8"))
+    bases = (ROOT, *(ROOT / package for package in PACKAGES))
+    assert named
+    assert not [
+        name for name in named if not any((base / name).exists() for base in bases) and name not in ("cli.py", "app.py")
+    ]
+
+
 def test_the_project_names_no_path_of_a_developers_machine() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=30)
     if listed.returncode:
