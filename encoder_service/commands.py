@@ -79,10 +79,15 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Tidy:
+    """Let go of slabs whose owners are gone."""
+
+
+@dataclass(frozen=True)
 class CountTokens:
     """How many tokens a prompt has; the answer is an `int`."""
 
     prompt: str
 
 
-EncoderCommand = Encode | Push | Drop | Probe | CountTokens
+EncoderCommand = Encode | Push | Drop | Probe | Tidy | CountTokens

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed
+from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed, Tidy
 from shared_runtime.ranks.group import RankGroup
 from shared_schema.encode import EncodeRequest, Encoding, Landing
 from shared_schema.errors import LeaseExpired, NotReady, RankDied
@@ -142,3 +142,5 @@ class Encoder:
             for encoding_id in [name for name, each in self._waiting.items() if each.expires_at < now]:
                 logger.info("encoding %s lapsed", encoding_id)
                 await self.drop(encoding_id)
+            with contextlib.suppress(RankDied):
+                await self._group.run(Tidy(), lane="side")

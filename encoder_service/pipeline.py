@@ -25,7 +25,7 @@ from shared_runtime.ranks.comm import RankComm
 from shared_schema.encode import EncodeRequest, UsedReference
 from shared_schema.encoder_output import EncoderOutput
 from shared_schema.layout import Block, BlockKind, Layout
-from shared_schema.tasks import AUDIO_CHANNELS, Task
+from shared_schema.tasks import AUDIO_CHANNELS, CanvasLimits, Task
 
 _BLOCKS = {
     "resize": MiniMaxH3ResizeStep,
@@ -68,11 +68,17 @@ class EncoderPipeline:
         self._comm = comm
         self._blocks = {name: block() for name, block in _BLOCKS.items()}
         self._pipeline: Pipeline = assemble(checkpoint, self._blocks, components)
+        config = self._pipeline.config
+        self._limits = CanvasLimits(
+            config.canvas_short_edge, config.canvas_max_pixels, config.reference_image_short_edge
+        )
 
     def encode(
-        self, request: EncodeRequest, files: tuple[Path, ...], step: Callable[[], None]
+        self, request: EncodeRequest, files: tuple[Path, ...], step: Callable[[], None], beat: Callable[[], None]
     ) -> EncodedRequest | None:
-        """Media, words and pictures to one payload, on the leader. A collective; `step` is called between the stages.
+        """Media, words and pictures to one payload, on the leader. A collective.
+
+        `step` is called between the stages, `beat` within them.
 
         Raises:
             InvalidRequest: a file cannot be decoded after all; on every rank.
@@ -80,7 +86,7 @@ class EncoderPipeline:
         """
         timings: dict[str, float] = {}
         with _timed(timings, "media"):
-            prepared = self._comm.from_leader(lambda: self._prepare(request, files))
+            prepared = self._comm.from_busy_leader(lambda pulse: self._prepare(request, files, pulse), beat)
         step()
         state, task = _state(prepared.values), request.task
         with _timed(timings, "text"):
@@ -97,9 +103,9 @@ class EncoderPipeline:
             payload = pack(conditions, _layout(request, state, conditions))
         return EncodedRequest(payload, prepared.used, timings)
 
-    def _prepare(self, request: EncodeRequest, files: tuple[Path, ...]) -> _Prepared:
+    def _prepare(self, request: EncodeRequest, files: tuple[Path, ...], beat: Callable[[], None]) -> _Prepared:
         """Decode the media and put it on the model's own rates and sizes: only the leader has the files."""
-        media = decode_media(request, files)
+        media = decode_media(request, files, self._limits, beat)
         values = _inputs(request, media)
         if request.task is Task.T2VA:
             return _Prepared(values, ())

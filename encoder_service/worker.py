@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from encoder_service.commands import (
     Probe,
     Push,
     Pushed,
+    Tidy,
 )
 from encoder_service.parallel import TEXT_PLAN, LeaderAudioVae
 from encoder_service.pipeline import EncoderPipeline
@@ -42,6 +44,14 @@ from shared_schema.errors import LeaseExpired
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A payload that nobody has pushed yet."""
+
+    payload: EncoderOutput
+    checksum: str
+
+
 class EncoderRank:
     """The commands of the encoder service, on one rank."""
 
@@ -52,7 +62,7 @@ class EncoderRank:
         self._tokenizer = components["tokenizer"]
         self._pipeline = EncoderPipeline(settings.checkpoint, components, comm)
         self._sender = ShmSender(settings.slab_folder)
-        self._waiting: dict[str, EncoderOutput] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._weight_bytes = sum(
             weight_bytes(part) for part in components.values() if isinstance(part, torch.nn.Module)
         )
@@ -74,35 +84,39 @@ class EncoderRank:
                 return None
             case Probe(landing, nbytes):
                 return self._probe(landing, nbytes)
+            case Tidy():
+                self._sender.forget_removed()
+                return None
             case CountTokens(prompt):
                 return len(self._tokenizer(prompt, add_special_tokens=False)["input_ids"])
             case _:
                 raise TypeError(f"an encoder rank does not know {type(command).__name__}")
 
     def _encode(self, command: Encode, task: TaskHandle) -> Encoded | None:
-        encoded = self._pipeline.encode(command.request, command.files, task.step)
+        encoded = self._pipeline.encode(command.request, command.files, task.step, task.beat)
         if encoded is None:
             return None
         check_values(encoded.payload)
-        self._waiting[command.encoding_id] = encoded.payload
+        # Made here and not while pushing: the push is then one memcpy at its full rate.
+        self._waiting[command.encoding_id] = _Waiting(encoded.payload, checksum(encoded.payload.data))
         return Encoded(encoded.payload.manifest, encoded.references, encoded.timings)
 
     def _push(self, encoding_id: str, landing: Landing) -> Pushed | None:
         if not self._comm.is_leader:
             return None
-        payload = self._waiting.get(encoding_id)
-        if payload is None:
+        waiting = self._waiting.get(encoding_id)
+        if waiting is None:
             raise LeaseExpired(f"encoding {encoding_id} is not here: it was pushed, dropped, or lapsed")
-        pushed = self._deliver(landing, payload)
+        pushed = self._deliver(landing, waiting)
         self._waiting.pop(encoding_id, None)
         return pushed
 
-    def _deliver(self, landing: Landing, payload: EncoderOutput) -> Pushed:
+    def _deliver(self, landing: Landing, waiting: _Waiting) -> Pushed:
         match landing:
             case ShmLanding():
-                return Pushed(self._sender.push(landing, payload))
+                return Pushed(self._sender.push(landing, waiting.payload, checksum=waiting.checksum))
             case InlineLanding():
-                blob = to_safetensors(payload)
+                blob = to_safetensors(waiting.payload)
                 receipt = PushReceipt(bytes=len(blob), checksum=checksum(memoryview(blob)), seconds=0.0)
                 return Pushed(receipt, blob)
 
