@@ -23,32 +23,38 @@ from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.store import SqlJobStore
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
+from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
-from shared_runtime.serving import bind, serve, url_of
+from shared_runtime.serving import bind, log_start, serve, url_of
 from shared_runtime.stored import component_folder, read_json
 from shared_runtime.transport.header import HEADER_BYTES
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.sizing import largest_payload
 from shared_runtime.transport.slab import PAGE, Slab
+from shared_schema.deploy.layout import layout_of
 from shared_schema.deploy.settings import DiffusionSettings, partitions_for, tasks_served
 from shared_schema.errors import DeployError, NotReady
 from shared_schema.tasks import CanvasLimits, Task
 
 logger = logging.getLogger(__name__)
 
+RANKS = "diffusion_service.worker:main"
+"""What a rank process runs."""
+
 ALWAYS_NEEDED: frozenset[Component] = frozenset({"vae_decoder", "audio_vae_decoder", "scheduler", "audio_scheduler"})
 
 
-def run(settings: DiffusionSettings) -> None:
-    """Serve until TERM or INT.
+def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
+    """Serve until TERM or INT. `gpus` are those of the stage's devices, in the order of its ranks.
 
     Raises:
         DeployError: port, files, folders or settings are wrong.
     """
     set_up_logging(settings.log_level, "diffusion-api")
     listener = bind(settings.host, settings.port)
+    log_start(settings.deployment, settings.deployment.diffusion, gpus)
     # Whether both partitions fit is a question of GPU memory; on a CPU they do.
     partitions = partitions_for(settings.task_type, both_fit=settings.deployment.diffusion.on_cpu)
     if settings.task_type == "auto":
@@ -61,7 +67,7 @@ def run(settings: DiffusionSettings) -> None:
     slab = Slab.create(service.slab_folder, service.slab_bytes, f"diffusion-{listener.getsockname()[1]}")
     try:
         _check_slab(service.slab_bytes, checkpoint.limits, checkpoint.text_dim)
-        asyncio.run(_serve(settings, checkpoint, tasks_served(partitions), artifacts, slab, listener))
+        asyncio.run(_serve(settings, gpus, checkpoint, tasks_served(partitions), artifacts, slab, listener))
     finally:
         slab.close()
         artifacts.close()
@@ -75,6 +81,7 @@ def _check_slab(size: int, limits: CanvasLimits, text_dim: int) -> None:
 
 async def _serve(
     settings: DiffusionSettings,
+    gpus: tuple[Gpu, ...],
     checkpoint: Checkpoint,
     tasks: frozenset[Task],
     artifacts: Artifacts,
@@ -89,7 +96,7 @@ async def _serve(
         rank_specs(
             "diffusion", Mesh(parallel.tensor_parallel_size, parallel.ulysses_degree), deployment.diffusion.devices
         ),
-        "diffusion_service.worker:main",
+        RANKS,
         DiffusionRankSettings(checkpoint.path, deployment.diffusion, tasks, slab_folder, settings.log_level),
         GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
     )
@@ -97,14 +104,16 @@ async def _serve(
     client = EncoderClient(
         settings.encoder_urls[0], token=settings.shared_token, encode_timeout_s=service.encode_timeout_s
     )
-    link = EncoderLink(client, slab, _expected(settings, checkpoint), service.lease_s)
+    link = EncoderLink(client, slab, _expected(settings, gpus, checkpoint), service.lease_s)
     sender = ShmSender(slab_folder)
     store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}")
     limits = _limits(settings, checkpoint, tasks)
     handover = Handover(link, slab, sender, artifacts, service.lease_s)
     runner = JobRunner(store, artifacts, handover, engine, retention_s=limits.retention_s)
     health = ServiceHealth(engine, link)
-    deps = ApiDeps(store, artifacts, runner, limits, health, _token_counter(client, link), time.time)
+    info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
+    count_tokens = _token_counter(client, link)
+    deps = ApiDeps(store, artifacts, runner, limits, health, count_tokens, time.time, model_info=info)
 
     async def ready() -> None:
         facts = group.facts
@@ -139,13 +148,15 @@ def _app(deps: ApiDeps) -> FastAPI:
     return app
 
 
-def _expected(settings: DiffusionSettings, checkpoint: Checkpoint) -> Expected:
+def _expected(settings: DiffusionSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint) -> Expected:
     room = settings.deployment.service.slab_bytes - PAGE - HEADER_BYTES
     return Expected(
         weights_revision=checkpoint.revision,
         text_only=settings.deployment.diffusion.text_only,
         connector=settings.deployment.connector,
         probe_bytes=min(PROBE_BYTES, room),
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        share_devices=settings.deployment.diffusion.share_devices,
     )
 
 

@@ -17,7 +17,7 @@ from shared_runtime.command_line import (
     read_command,
     server_arguments,
 )
-from shared_runtime.gpus import count_gpus, visible_gpus
+from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
 from shared_schema.deploy.load import resolved_text
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.served import check_served
@@ -43,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")
             return 0
         settings = diffusion_settings(command, deployment)
-        check_startable(settings, os.environ)
+        gpus = check_startable(settings, os.environ)
         from diffusion_service.app import run  # everything above must fail before this loads FastAPI
 
-        run(settings)
+        run(settings, gpus)
     except DeployError as error:
         sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
         return 2
@@ -72,14 +72,15 @@ def diffusion_settings(command: Command, deployment: Deployment) -> DiffusionSet
     )
 
 
-def check_startable(settings: DiffusionSettings, environment: Mapping[str, str]) -> None:
-    """What can be known before a rank starts: GPUs, port, and what this version serves.
+def check_startable(settings: DiffusionSettings, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """What can be known before a rank starts: GPUs, port, and what this version serves. Returns the stage's GPUs.
 
     Raises:
         DeployError: the service could not run.
     """
     stage = settings.deployment.diffusion
-    if not stage.on_cpu:
-        check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), count_gpus()))
+    installed = () if stage.on_cpu else installed_gpus()
+    gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed))
     check_served(settings.deployment, lora_path=settings.lora_path, encoders=len(settings.encoder_urls))
     check_port(settings.host, settings.port)
+    return gpus

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared_runtime.ranks.messages import RankFacts
 from shared_schema.deploy.model import DiffusionStage
 from shared_schema.deploy.settings import LogLevel
 from shared_schema.encode import ShmLanding
@@ -25,12 +26,9 @@ class DiffusionRankSettings:
 
 
 @dataclass(frozen=True)
-class DiffusionFacts:
+class DiffusionFacts(RankFacts):
     """What a ready rank holds."""
 
-    device: str
-    torch: str
-    weight_bytes: int
     execution: Execution
 
 

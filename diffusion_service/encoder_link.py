@@ -29,6 +29,9 @@ class Expected:
     text_only: bool
     connector: str
     probe_bytes: int
+    gpus: tuple[str, ...] = ()
+    """UUIDs of our own GPUs, which the encoder must leave alone unless both stages share."""
+    share_devices: bool = False
 
 
 class EncoderLink:
@@ -84,6 +87,10 @@ class EncoderLink:
             theirs, ours = getattr(identity, name), getattr(self._expected, name)
             if theirs != ours:
                 return f"encoder and diffusion service differ in {name}: {theirs} there, {ours} here"
+        shared = sorted(set(identity.gpus) & set(self._expected.gpus))
+        if shared and not (identity.share_devices and self._expected.share_devices):
+            fix = "give each service its own devices, or set share_devices: true in both stages"
+            return f"encoder and diffusion service both use {', '.join(shared)}: {fix}"
         return None
 
     async def _prove(self) -> None:

@@ -8,29 +8,34 @@ from encoder_service.commands import EncoderFacts, EncoderRankSettings
 from encoder_service.encoder import Encoder
 from encoder_service.routes import EncoderDeps, build_app
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
+from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
-from shared_runtime.serving import bind, serve, url_of
+from shared_runtime.serving import bind, log_start, serve, url_of
 from shared_schema.deploy.model import ServiceSettings
 from shared_schema.deploy.settings import EncoderSettings
 from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
 
 logger = logging.getLogger(__name__)
 
+RANKS = "encoder_service.worker:main"
+"""What a rank process runs."""
+
 NEEDS: frozenset[Component] = frozenset({"text_encoder", "tokenizer", "processor", "vae_encoder", "audio_vae_encoder"})
 
 
-def run(settings: EncoderSettings) -> None:
-    """Serve until TERM or INT.
+def run(settings: EncoderSettings, gpus: tuple[Gpu, ...]) -> None:
+    """Serve until TERM or INT. `gpus` are those of the stage's devices, in the order of its ranks.
 
     Raises:
         DeployError: port, files or settings are wrong.
     """
     set_up_logging(settings.log_level, "encoder-api")
     listener = bind(settings.host, settings.port)
+    log_start(settings.deployment, settings.deployment.encoder, gpus)
     checkpoint = resolve_checkpoint(settings.model, NEEDS, revision=settings.deployment.model.revision)
-    asyncio.run(_serve(settings, checkpoint, listener))
+    asyncio.run(_serve(settings, gpus, checkpoint, listener))
 
 
 def group_limits(service: ServiceSettings) -> GroupLimits:
@@ -38,17 +43,19 @@ def group_limits(service: ServiceSettings) -> GroupLimits:
     return GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s)
 
 
-async def _serve(settings: EncoderSettings, checkpoint: Checkpoint, listener: socket.socket) -> None:
+async def _serve(
+    settings: EncoderSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, listener: socket.socket
+) -> None:
     service, stage = settings.deployment.service, settings.deployment.encoder
     group = ProcessGroup(
         rank_specs("encoder", Mesh(tp=stage.tensor_parallel_size), stage.devices),
-        "encoder_service.worker:main",
+        RANKS,
         EncoderRankSettings(checkpoint.path, stage, service.slab_folder, settings.log_level),
         group_limits(service),
     )
     url = settings.advertise_url or url_of(listener)
     encoder = Encoder(group, endpoint=url, lease_s=service.lease_s)
-    deps = EncoderDeps(encoder, group, _identity(settings, checkpoint, encoder), settings.shared_token)
+    deps = EncoderDeps(encoder, group, _identity(settings, gpus, checkpoint, encoder), settings.shared_token)
     sweeping = asyncio.create_task(encoder.sweep())
 
     async def ready() -> None:
@@ -67,7 +74,9 @@ async def _serve(settings: EncoderSettings, checkpoint: Checkpoint, listener: so
         sweeping.cancel()
 
 
-def _identity(settings: EncoderSettings, checkpoint: Checkpoint, encoder: Encoder) -> EncoderIdentity:
+def _identity(
+    settings: EncoderSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, encoder: Encoder
+) -> EncoderIdentity:
     return EncoderIdentity(
         schema_version=SCHEMA_VERSION,
         instance_id=encoder.instance_id,
@@ -75,4 +84,6 @@ def _identity(settings: EncoderSettings, checkpoint: Checkpoint, encoder: Encode
         weights_revision=checkpoint.revision,
         text_only=settings.deployment.diffusion.text_only,
         connector=settings.deployment.connector,
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        share_devices=settings.deployment.encoder.share_devices,
     )

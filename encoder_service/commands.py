@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared_runtime.ranks.messages import RankFacts
 from shared_schema.deploy.model import EncoderStage
 from shared_schema.deploy.settings import LogLevel
 from shared_schema.encode import EncodeRequest, Landing, PushReceipt, UsedReference
@@ -21,12 +22,8 @@ class EncoderRankSettings:
 
 
 @dataclass(frozen=True)
-class EncoderFacts:
+class EncoderFacts(RankFacts):
     """What a ready rank holds."""
-
-    device: str
-    torch: str
-    weight_bytes: int
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, TypedDict, TypeVar, get_args
 from urllib.parse import urlsplit
 
+from shared_runtime.gpus import Gpu
 from shared_schema.deploy.load import OwnDevices, load_deployment
 from shared_schema.deploy.model import Deployment, ServiceSettings, Stage
 from shared_schema.deploy.settings import LogLevel
@@ -285,19 +286,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_gpus(stage: Stage, visible: int) -> None:
-    """Stop before anything starts if the stage names a GPU that is not there.
+def check_gpus(stage: Stage, visible: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs of a stage in the order of its ranks; none where it runs on CPUs.
 
     Raises:
-        DeployError: how many are needed and how many were found.
+        DeployError: the stage names one that is not there: how many are needed and how many were found.
     """
     if stage.on_cpu:
-        return
+        return ()
     needed = max(map(int, stage.devices)) + 1
-    if needed > visible:
+    if needed > len(visible):
         what = f"stage {stage.stage_id} uses GPUs {','.join(stage.devices)}"
         fix = "change `devices` (--devices, --stage-overrides) or CUDA_VISIBLE_DEVICES"
-        raise DeployError(f"{what}: {needed} visible GPUs are needed, {visible} found: {fix}", param="devices")
+        raise DeployError(f"{what}: {needed} visible GPUs are needed, {len(visible)} found: {fix}", param="devices")
+    return tuple(visible[int(device)] for device in stage.devices)
 
 
 def check_port(host: str, port: int) -> None:

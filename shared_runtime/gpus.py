@@ -1,38 +1,72 @@
-"""How many NVIDIA GPUs a service may use, found through the driver's management library: no torch, no CUDA context."""
+"""Which NVIDIA GPUs a service may use, found through the driver's management library: no torch, no CUDA context."""
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 LIBRARY = "libnvidia-ml.so.1"
+_TEXT = 96
+"""Bytes of the library's longest UUID or name."""
 
 
-def count_gpus() -> int:
-    """GPUs that the driver shows to this process; 0 without a driver."""
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one MIG slice that a mask names."""
+
+    uuid: str
+    """`GPU-` and 32 hex digits: the same in every process and container of the machine, whatever its number there."""
+    name: str
+
+
+def installed_gpus() -> tuple[Gpu, ...]:
+    """GPUs that the driver shows to this process, in PCI order; none without a driver."""
     try:
         driver = ctypes.CDLL(LIBRARY)
     except OSError:
-        return 0
+        return ()
     if driver.nvmlInit_v2() != 0:
-        return 0
+        return ()
     try:
         count = ctypes.c_uint(0)
-        return count.value if driver.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
+        if driver.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return ()
+        return tuple(_gpu(driver, index) for index in range(count.value))
     finally:
         driver.nvmlShutdown()
 
 
-def visible_gpus(mask: str | None, installed: int) -> int:
+def _gpu(driver: ctypes.CDLL, index: int) -> Gpu:
+    handle = ctypes.c_void_p()
+    driver.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle))
+    uuid, name = ctypes.create_string_buffer(_TEXT), ctypes.create_string_buffer(_TEXT)
+    driver.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(_TEXT))
+    driver.nvmlDeviceGetName(handle, name, ctypes.c_uint(_TEXT))
+    return Gpu(uuid.value.decode(), name.value.decode())
+
+
+def visible_gpus(mask: str | None, installed: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """GPUs that CUDA will number from 0 under `CUDA_VISIBLE_DEVICES`; entries after the first invalid one do not count.
 
     Args:
         mask: the variable's value, None when it is not set.
-        installed: `count_gpus()`.
+        installed: `installed_gpus()`.
     """
-    if mask is None or installed == 0:
-        return installed
-    seen: list[str] = []
+    if mask is None or not installed:
+        return tuple(installed)
+    seen: list[Gpu] = []
     for entry in (part.strip() for part in mask.split(",")):
-        by_index = entry.isdecimal() and int(entry) < installed
-        if not (by_index or entry.startswith(("GPU-", "MIG-"))) or entry in seen:
+        gpu = _named(entry, installed)
+        if gpu is None or gpu in seen:
             break
-        seen.append(entry)
-    return len(seen)
+        seen.append(gpu)
+    return tuple(seen)
+
+
+def _named(entry: str, installed: Sequence[Gpu]) -> Gpu | None:
+    if entry.isdecimal():
+        return installed[int(entry)] if int(entry) < len(installed) else None
+    if entry.startswith("MIG-"):
+        return Gpu(entry, "MIG slice")
+    # CUDA takes the beginning of a UUID, if only one GPU has it.
+    matching = [gpu for gpu in installed if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+    return matching[0] if len(matching) == 1 else None

@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from shared_runtime.gpus import Gpu
+from shared_schema.deploy.layout import start_lines
+from shared_schema.deploy.model import Deployment, Stage
 from shared_schema.errors import DeployError
 
 logger = logging.getLogger(__name__)
@@ -38,6 +41,14 @@ def url_of(listener: socket.socket) -> str:
     """`http://host:port` of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def log_start(deployment: Deployment, own: Stage, gpus: tuple[Gpu, ...]) -> None:
+    """Log once what runs where, and which GPUs are ours: `gpus` are those of the own stage's devices."""
+    for line in start_lines(deployment):
+        logger.info("%s", line)
+    for device, gpu in zip(own.devices, gpus, strict=False):
+        logger.info("device %s of stage %d is %s, %s", device, own.stage_id, gpu.name, gpu.uuid)
 
 
 class _Server(uvicorn.Server):

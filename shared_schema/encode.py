@@ -147,3 +147,7 @@ class EncoderIdentity(Wire):
     weights_revision: str
     text_only: bool
     connector: Literal["SharedMemoryConnector", "NixlConnector"]
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that its ranks use."""
+    share_devices: bool = False
+    """Whether its stage says that others may use them too."""

@@ -19,6 +19,8 @@ class RankHealth(BaseModel):
     beat_age_s: float
     """Seconds since the rank last proved that it works."""
     device: str
+    weight_bytes: int | None = None
+    """What it holds of the weights, measured; None until it is ready."""
     load_format: str = "safetensors"
 
 

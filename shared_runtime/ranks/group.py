@@ -28,6 +28,7 @@ from shared_runtime.ranks.messages import (
     Leave,
     Meet,
     Order,
+    RankFacts,
     Ready,
     Report,
     ToRank,
@@ -87,7 +88,7 @@ class RankGroup(Protocol):
         """Starts after the first."""
 
     @property
-    def facts(self) -> object | None:
+    def facts(self) -> RankFacts | None:
         """What the leader said of itself when it became ready."""
 
 
@@ -101,7 +102,7 @@ class _Rank:
     writer: asyncio.StreamWriter
     last_beat: float
     state: RankState = "starting"
-    facts: object = None
+    facts: RankFacts | None = None
 
 
 @dataclass
@@ -169,7 +170,7 @@ class ProcessGroup:
         return max(0, self._starts - 1)
 
     @property
-    def facts(self) -> object | None:
+    def facts(self) -> RankFacts | None:
         """What the leader said of itself when it became ready."""
         return self._now.ranks[0].facts if self.ready else None
 
@@ -188,6 +189,7 @@ class ProcessGroup:
                 state=self._now.state_of(rank),
                 beat_age_s=round(now - rank.last_beat, 3),
                 device=rank.spec.device,
+                weight_bytes=None if rank.facts is None else rank.facts.weight_bytes,
             )
             for rank in self._now.ranks
         )
@@ -346,10 +348,13 @@ class ProcessGroup:
     async def _watch(self, generation: _Generation) -> None:
         period = min(self._limits.stuck_s, self._limits.dead_s) / 4
         while not generation.ended.is_set():
+            begun = time.monotonic()
             try:
                 await asyncio.wait_for(generation.ended.wait(), timeout=period)
             except TimeoutError:
-                self._look(generation)
+                # Where this process itself stood still, the beats that came meanwhile are not read yet.
+                if time.monotonic() - begun < 2 * period:
+                    self._look(generation)
 
     def _look(self, generation: _Generation) -> None:
         now = time.monotonic()

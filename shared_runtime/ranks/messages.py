@@ -55,11 +55,20 @@ ToRank = Order | Cancel | Leave | Meet
 
 
 @dataclass(frozen=True)
+class RankFacts:
+    """What a ready rank says of itself; a service's `commands.py` may add to it."""
+
+    device: str
+    torch: str
+    weight_bytes: int
+    """Of the parameters and buffers that this rank holds, measured once they are loaded."""
+
+
+@dataclass(frozen=True)
 class Ready:
     """The rank has loaded and warmed up."""
 
-    facts: object
-    """A frozen dataclass of the service's `commands.py`: what this rank holds."""
+    facts: RankFacts | None
 
 
 @dataclass(frozen=True)

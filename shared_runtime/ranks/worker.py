@@ -31,6 +31,7 @@ from shared_runtime.ranks.messages import (
     Leave,
     Meet,
     Order,
+    RankFacts,
     RankPipe,
     Ready,
     Report,
@@ -96,7 +97,7 @@ class RankService(Protocol):
     """What a service runs inside a rank."""
 
     @property
-    def facts(self) -> object:
+    def facts(self) -> RankFacts | None:
         """What this rank holds, for `Ready`."""
 
     def handle(self, command: object, task: TaskHandle) -> object:

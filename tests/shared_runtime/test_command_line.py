@@ -9,6 +9,7 @@ import pytest
 import diffusion_service.cli
 import encoder_service.cli
 from shared_runtime.command_line import Flag, check_gpus, check_port, read_command
+from shared_runtime.gpus import Gpu
 from shared_schema.deploy.load import load_deployment
 from shared_schema.errors import DeployError
 
@@ -83,14 +84,15 @@ def test_the_action_may_stand_anywhere() -> None:
 
 def test_a_stage_needs_every_gpu_that_it_names() -> None:  # case 36
     stage = load_deployment("minimax_h3_disaggregated").diffusion
-    check_gpus(stage, 6)
+    gpus = tuple(Gpu(f"GPU-{number}", "H200") for number in range(6))
+    assert check_gpus(stage, gpus) == gpus[2:]
     for found in (0, 1, 2, 3, 5):
         with pytest.raises(DeployError, match=f"stage 1 uses GPUs 2,3,4,5: 6 visible GPUs are needed, {found} found"):
-            check_gpus(stage, found)
+            check_gpus(stage, gpus[:found])
 
 
 def test_a_stage_on_the_cpu_needs_none() -> None:
-    check_gpus(load_deployment("tiny_parallel").diffusion, 0)
+    assert check_gpus(load_deployment("tiny_parallel").diffusion, ()) == ()
 
 
 def test_a_free_port_passes_and_stays_free() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
+from shared_runtime.ranks.messages import RankFacts
 from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_schema.errors import DeployError, InvalidRequest
 
@@ -58,7 +59,7 @@ class Die:
 class PuppetRank:
     """Does the commands above."""
 
-    facts = "puppet"
+    facts = RankFacts(device="cpu", torch="0", weight_bytes=7)
 
     def __init__(self, comm: RankComm) -> None:
         self._comm = comm

@@ -14,7 +14,7 @@ import pytest
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_schema.errors import DeployError, InvalidRequest, RankDied, RankFailed
-from tests.shared_runtime.ranks.puppet import Die, Puppet, Raise, Say, Sleep, Steps
+from tests.shared_runtime.ranks.puppet import Die, Puppet, PuppetRank, Raise, Say, Sleep, Steps
 
 ENTRY = "tests.shared_runtime.ranks.puppet:main"
 QUICK = GroupLimits(stuck_s=1.0, dead_s=2.0, load_s=20.0)
@@ -55,7 +55,8 @@ def test_the_leader_answers_once_all_ranks_have_done_the_command() -> None:
         assert name == "puppet-tp0"
         assert Path(f"/proc/{pid}/comm").read_text().strip() == "puppet-tp0"
         assert [rank.state for rank in group.health()] == ["ready", "ready"]
-        assert group.facts == "puppet"
+        assert group.facts == PuppetRank.facts
+        assert [rank.weight_bytes for rank in group.health()] == [7, 7]
 
     with_group(body)
 
