@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from shared_runtime.conditioning.vae_tiles import visual_encoder
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, RankSpec, rank_specs
@@ -50,7 +51,7 @@ class CallRank:
             return getattr(importlib.import_module(module), name)(comm, replace(task, comm=comm), *command.arguments)
 
 
-FORKED_WITH = (load_transformer,)
+FORKED_WITH = (load_transformer, visual_encoder)
 """Imported before ranks are forked: diffusers and transformers, once for all of them."""
 
 

@@ -16,7 +16,7 @@ from tests.ranks import Ranks
 JOBS = "tests.diffusion_service.parallel.decoding"
 GROUPS = [Mesh(tp=2), Mesh(tp=4)]
 CLIPS = {
-    # case 57: canvases of 1, 2, 4 and 2 tiles
+    # case 57: canvases of 1, 2, 4 and 3 tiles
     "16x16": Clip(16, 16, 39),
     "24x16": Clip(24, 16, 39),
     "24x24": Clip(24, 24, 22),

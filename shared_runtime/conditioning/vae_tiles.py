@@ -1,0 +1,210 @@
+"""The video VAE's encoder over the ranks of a group: tiles of all pictures and clips dealt out, or the leader alone.
+
+diffusers' blocks call `vae.encode` and know nothing of it. Used by whoever encodes media: encoder ranks, and diffusion
+ranks in the text-only split. Torch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, Protocol
+
+import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
+from torch import nn
+
+from shared_runtime.conditioning.blocks import Pipeline, run_block
+from shared_runtime.ranks.comm import RankComm
+from shared_runtime.ranks.parcels import Parcel, deliver
+
+Beat = Callable[[], None]
+"""Called at every tile that this rank, or the one it waits for, has encoded."""
+Mode = Literal["patch", "leader"]
+
+
+class VisualEncoder(Protocol):
+    """Runs a block that encodes pictures and clips; afterwards the state is the same on every rank."""
+
+    @property
+    def vae(self) -> Any:
+        """What the block's pipeline takes for its component `vae`."""
+
+    def run(self, block: ModularPipelineBlocks, pipeline: Pipeline, state: PipelineState, beat: Beat) -> None:
+        """Do the block. A collective: every rank has the same state."""
+
+
+def visual_encoder(vae: Any | None, comm: RankComm, mode: Mode) -> VisualEncoder:
+    """How a group encodes pictures; `vae` is the encoder half, None on followers that leave it to the leader."""
+    if mode == "leader" and comm.world_size > 1:
+        return LeaderEncoder(vae, comm)
+    assert vae is not None
+    return TileEncoder(vae, comm) if comm.world_size > 1 else SingleEncoder(vae)
+
+
+class SingleEncoder:
+    """A `VisualEncoder` of one rank."""
+
+    def __init__(self, vae: Any) -> None:
+        self.vae = vae
+
+    def run(self, block: ModularPipelineBlocks, pipeline: Pipeline, state: PipelineState, beat: Beat) -> None:
+        """Do the block; see `VisualEncoder.run`."""
+        with _beating(self.vae, beat):
+            run_block(block, pipeline, state)
+
+
+class LeaderEncoder:
+    """A `VisualEncoder` of a group that leaves the work to its leader; the others need no weights."""
+
+    def __init__(self, vae: Any | None, comm: RankComm) -> None:
+        self.vae = LeaderVae(vae, comm)
+
+    def run(self, block: ModularPipelineBlocks, pipeline: Pipeline, state: PipelineState, beat: Beat) -> None:
+        """Do the block; see `VisualEncoder.run`."""
+        self.vae.beat = beat
+        run_block(block, pipeline, state)
+
+
+class LeaderVae:
+    """The video VAE's encoder half on the leader; `encode` is a collective whose result every rank gets."""
+
+    def __init__(self, vae: Any | None, comm: RankComm) -> None:
+        self._vae = vae
+        self._comm = comm
+        self.beat: Beat = _nothing
+        facts = comm.from_leader(lambda: _facts(vae))
+        self.config, self.spatial_compression_ratio, self.tokens_chunk_size = facts
+
+    def encode(self, pixels: torch.Tensor, return_dict: bool = True) -> tuple[DiagonalGaussianDistribution]:
+        """The posterior of normalised pixels `(1, 3, frames, height, width)`, on every rank."""
+        assert not return_dict
+
+        def encode(tell: Beat) -> torch.Tensor:
+            assert self._vae is not None
+            with _beating(self._vae, tell):
+                moments: torch.Tensor = self._vae.encode(pixels, return_dict=False)[0].parameters
+            return moments
+
+        moments = self._comm.from_busy_leader(encode, self.beat)
+        return (DiagonalGaussianDistribution(moments.to(pixels.device)),)
+
+
+class TileEncoder:
+    """A `VisualEncoder` of a group that deals out the tiles of everything that a block encodes.
+
+    The block is run twice: once for every rank to encode its share, with zeros in place of the others' tiles, and once
+    more with all tiles there. What a block does around the encoder is little, and the media need not be kept as tiles.
+    """
+
+    def __init__(self, vae: Any, comm: RankComm) -> None:
+        self.vae = vae
+        self._comm = comm
+        self._share = TileShare(vae, comm.spec.rank, comm.world_size)
+        vae.encoder, vae.quant_conv = self._share, nn.Identity()
+
+    def run(self, block: ModularPipelineBlocks, pipeline: Pipeline, state: PipelineState, beat: Beat) -> None:
+        """Do the block; see `VisualEncoder.run`."""
+        share = self._share
+        with share.dealing(beat):
+            run_block(block, pipeline, without_sound(state))
+        ranks = range(self._comm.world_size)
+        parcels = [
+            Parcel((number, target), owner, target, shape)
+            for number, (owner, shape) in enumerate(share.dealt)
+            for target in ranks
+        ]
+        arrived = deliver(self._comm, parcels, lambda key: share.encoded[key[0]], torch.float32)
+        with share.replaying([arrived[number, self._comm.spec.rank] for number in range(len(share.dealt))]):
+            run_block(block, pipeline, state)
+
+
+class TileShare(nn.Module):
+    """Stands in the VAE where its `encoder` and `quant_conv` stood, and is called once for every tile."""
+
+    def __init__(self, vae: Any, rank: int, ranks: int) -> None:
+        super().__init__()
+        self.encoder = vae.encoder
+        self.quant_conv = vae.quant_conv
+        self.dealt: list[tuple[int, tuple[int, ...]]] = []
+        """Owner and shape of the moments, by tile in the order of the calls."""
+        self.encoded: dict[int, torch.Tensor] = {}
+        """Moments of this rank's tiles."""
+        self._rank = rank
+        self._loads = [0] * ranks
+        self._strides = tuple(
+            zip(vae.config.temporal_downsample_factors, vae.config.spatial_downsample_factors, strict=True)
+        )
+        self._beat: Beat = _nothing
+        self._ready: Iterator[torch.Tensor] | None = None
+
+    @contextmanager
+    def dealing(self, beat: Beat) -> Iterator[None]:
+        """Within it, calls encode this rank's tiles alone."""
+        self.dealt, self.encoded, self._beat = [], {}, beat
+        self._loads = [0] * len(self._loads)
+        yield
+
+    @contextmanager
+    def replaying(self, moments: list[torch.Tensor]) -> Iterator[None]:
+        """Within it, calls are answered with `moments` of all tiles, in the order of the calls."""
+        self._ready = iter(moments)
+        self.encoded = {}
+        try:
+            yield
+            assert next(self._ready, None) is None, "the block asked for fewer tiles than the first time"
+        finally:
+            self._ready = None
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Moments `(1, 48, t, h, w)` of one tile `(1, 3, frames, height, width)`."""
+        if self._ready is not None:
+            return next(self._ready)
+        owner = self._loads.index(min(self._loads))
+        self._loads[owner] += pixels.numel()
+        shape = self._shape(pixels)
+        number = len(self.dealt)
+        self.dealt.append((owner, shape))
+        if owner != self._rank:
+            return pixels.new_zeros(shape)
+        moments: torch.Tensor = self.quant_conv(self.encoder(pixels))
+        assert moments.shape == shape, f"a tile became {tuple(moments.shape)}, not {shape}"
+        self._beat()
+        self.encoded[number] = moments
+        return moments
+
+    def _shape(self, pixels: torch.Tensor) -> tuple[int, ...]:
+        batch, _, frames, height, width = pixels.shape
+        for in_time, in_space in self._strides:
+            frames, height, width = -(-frames // in_time), height // in_space, width // in_space
+        return (batch, self.quant_conv.out_channels, frames, height, width)
+
+
+def without_sound(state: PipelineState) -> PipelineState:
+    """What the VAE blocks read of a state, silent: their first run is about pictures alone."""
+    silent = PipelineState()
+    references = state.get("normalized_references")
+    if references is not None:
+        seen = [each for each in references if each.kind != "audio"]
+        silent.set("normalized_references", [replace(e, audio=None) if e.kind == "video" else e for e in seen])
+    if state.get("keyframes") is not None:
+        silent.set("keyframes", state.get("keyframes"))
+    return silent
+
+
+@contextmanager
+def _beating(vae: Any, beat: Beat) -> Iterator[None]:
+    hook = vae.encoder.register_forward_hook(lambda *_: beat())
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _facts(vae: Any) -> tuple[Any, int, int]:
+    """What the pipeline asks of a VAE beside its `encode`."""
+    return vae.config, vae.spatial_compression_ratio, vae.tokens_chunk_size
+
+
+def _nothing() -> None:
+    pass
