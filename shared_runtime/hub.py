@@ -46,19 +46,16 @@ def weight_names(path: Path, needs: frozenset[Component]) -> list[str]:
 def fetch(model: str, needs: frozenset[Component], revision: str | None, cache: Path | None) -> Path:
     """The snapshot folder of hub repository `model`, complete for `needs`; its name is the commit.
 
-    What is there already is not asked for again, and a pinned commit that is complete needs no request at all.
+    What is there already is not asked for again: a pinned commit that is complete needs no request at all, a branch
+    needs one, or none where the hub is out of reach.
 
     Raises:
         DeployError: not found, gated, out of reach, no room on the disk, or offline with a file missing.
     """
-    folder = _cached(model, revision, cache)
-    complete = folder is not None and not missing_files(folder, needs)
     if constants.HF_HUB_OFFLINE:
-        return _offline(model, needs, folder)
-    if folder is not None and complete and folder.name == revision:
-        return folder
+        return _offline(model, needs, _cached(model, revision, cache))
     current = _snapshot(model, revision, cache, [INDEX])
-    if complete and current == folder:
+    if not missing_files(current, needs):
         return current
     return _download(model, needs, current.name, cache)
 

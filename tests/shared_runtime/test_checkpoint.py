@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Self
 
@@ -230,16 +231,22 @@ def test_a_hub_out_of_reach_is_said(tmp_path: Path) -> None:
         assert "is out of reach" in service.resolve(tmp_path, DIFFUSION, "main")["error"]
 
 
+def test_a_hub_out_of_reach_is_not_needed_where_all_is_there(hub: FakeHub, online: Service, tmp_path: Path) -> None:
+    online.resolve(tmp_path, DIFFUSION, "main")
+    with Service("http://127.0.0.1:9") as service:
+        assert service.resolve(tmp_path, DIFFUSION, "main")["revision"] == COMMIT
+
+
 def test_a_repository_without_a_component_is_refused(hub: FakeHub, online: Service, tmp_path: Path) -> None:
     del hub.files["scheduler/scheduler_config.json"]
     assert "has no scheduler/scheduler_config.json" in online.resolve(tmp_path, DIFFUSION)["error"]
 
 
-def test_no_pattern_reaches_the_other_layout() -> None:
+def test_no_pattern_reaches_the_other_layout_or_a_weight(tiny: Path) -> None:
     patterns = hub_patterns(ENCODER | DIFFUSION)
-    assert "modular_model_index.json" in patterns
-    assert all(pattern.split("/")[0].islower() for pattern in patterns)
-    assert not [pattern for pattern in patterns if pattern.endswith("safetensors")]
+    matched = {path for path in released_tree(tiny) if any(fnmatch(path, pattern) for pattern in patterns)}
+    assert "modular_model_index.json" in matched
+    assert not [path for path in matched if path.startswith(("FL2VA", "Ref2VA")) or path.endswith(".safetensors")]
 
 
 def test_a_folder_is_resolved_with_its_geometry(tiny: Path) -> None:
