@@ -21,6 +21,7 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
 from shared_runtime.conditioning.blocks import Pipeline, assemble, run_block
 from shared_runtime.conditioning.packing import Conditions, pack
 from shared_runtime.conditioning.references import DecodedMedia, decode_media, with_used_sizes
+from shared_runtime.conditioning.vae_tiles import VisualEncoder
 from shared_runtime.ranks.comm import RankComm
 from shared_schema.encode import EncodeRequest, UsedReference
 from shared_schema.encoder_output import EncoderOutput
@@ -64,8 +65,9 @@ class _Prepared:
 class EncoderPipeline:
     """The encode steps of all three tasks over one set of components."""
 
-    def __init__(self, checkpoint: Path, components: dict[str, Any], comm: RankComm) -> None:
+    def __init__(self, checkpoint: Path, components: dict[str, Any], visual: VisualEncoder, comm: RankComm) -> None:
         self._comm = comm
+        self._visual = visual
         self._blocks = {name: block() for name, block in _BLOCKS.items()}
         self._pipeline: Pipeline = assemble(checkpoint, self._blocks, components)
         config = self._pipeline.config
@@ -94,7 +96,7 @@ class EncoderPipeline:
         step()
         if task is not Task.T2VA:
             with _timed(timings, "vae"):
-                self._run(f"vae_{task.value}", state)
+                self._visual.run(self._blocks[f"vae_{task.value}"], self._pipeline, state, beat)
         step()
         if not self._comm.is_leader:
             return None

@@ -20,7 +20,8 @@ from encoder_service.commands import (
     Tidy,
 )
 from encoder_service.parallel import TEXT_PLAN, LeaderAudioVae
-from encoder_service.pipeline import EncoderPipeline
+from encoder_service.pipeline import EncodedRequest, EncoderPipeline
+from shared_runtime.conditioning.vae_tiles import Mode, VisualEncoder, visual_encoder
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
@@ -37,6 +38,7 @@ from shared_runtime.weights import (
     load_video_vae,
     weight_bytes,
 )
+from shared_schema.deploy.model import EncoderStage
 from shared_schema.encode import InlineLanding, Landing, PushReceipt, ShmLanding
 from shared_schema.encoder_output import EncoderOutput
 from shared_schema.errors import LeaseExpired
@@ -58,14 +60,12 @@ class EncoderRank:
     def __init__(self, comm: RankComm, settings: EncoderRankSettings, beater: Beater) -> None:
         self._comm = comm
         self._device = comm.device
-        components = _load(settings, comm, beater)
-        self._tokenizer = components["tokenizer"]
-        self._pipeline = EncoderPipeline(settings.checkpoint, components, comm)
+        loaded = _load(settings, comm, beater)
+        self._tokenizer = loaded.components["tokenizer"]
+        self._pipeline = EncoderPipeline(settings.checkpoint, loaded.components, loaded.visual, comm)
         self._sender = ShmSender(settings.slab_folder)
         self._waiting: dict[str, _Waiting] = {}
-        self._weight_bytes = sum(
-            weight_bytes(part) for part in components.values() if isinstance(part, torch.nn.Module)
-        )
+        self._weight_bytes = loaded.weight_bytes
 
     @property
     def facts(self) -> EncoderFacts:
@@ -92,13 +92,15 @@ class EncoderRank:
             case _:
                 raise TypeError(f"an encoder rank does not know {type(command).__name__}")
 
-    def _encode(self, command: Encode, task: TaskHandle) -> Encoded | None:
+    def _encode(self, command: Encode, task: TaskHandle) -> Encoded:
         encoded = self._pipeline.encode(command.request, command.files, task.step, task.beat)
-        if encoded is None:
-            return None
+        return self._comm.from_leader(lambda: self._keep(command.encoding_id, encoded))
+
+    def _keep(self, encoding_id: str, encoded: EncodedRequest | None) -> Encoded:
+        assert encoded is not None
         check_values(encoded.payload)
         # Made here and not while pushing: the push is then one memcpy at its full rate.
-        self._waiting[command.encoding_id] = _Waiting(encoded.payload, checksum(encoded.payload.data))
+        self._waiting[encoding_id] = _Waiting(encoded.payload, checksum(encoded.payload.data))
         return Encoded(encoded.payload.manifest, encoded.references, encoded.timings)
 
     def _push(self, encoding_id: str, landing: Landing) -> Pushed | None:
@@ -137,19 +139,43 @@ def _pattern(nbytes: int) -> torch.Tensor:
     return (torch.arange(nbytes, dtype=torch.int64) * 2_654_435_761 >> 7).to(torch.uint8)
 
 
-def _load(settings: EncoderRankSettings, comm: RankComm, beater: Beater) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Loaded:
+    """What a rank has of the encoders."""
+
+    components: dict[str, Any]
+    """For the encode blocks: some stand for what another rank holds."""
+    visual: VisualEncoder
+    weight_bytes: int
+    """Of what this rank itself holds."""
+
+
+def _load(settings: EncoderRankSettings, comm: RankComm, beater: Beater) -> _Loaded:
     """Every component of the encode blocks, each from only the tensors that this rank needs."""
     path, device = settings.checkpoint, comm.device
-    components: dict[str, Any] = {}
-    components["tokenizer"] = load_tokenizer(path)
-    components["processor"] = load_processor(path)
-    components["text_encoder"] = load_text_encoder(path, device, Sharding(TEXT_PLAN, comm))
+    text_encoder = load_text_encoder(path, device, Sharding(TEXT_PLAN, comm))
     beater.beat()
-    components["vae"] = load_video_vae(path, "encoder", device)
+    mode = _video_mode(settings.stage)
+    vae = load_video_vae(path, "encoder", device) if comm.is_leader or mode == "patch" else None
     beater.beat()
     audio_vae = load_audio_vae(path, "encoder", device) if comm.is_leader else None
-    components["audio_vae"] = LeaderAudioVae(audio_vae, comm)
-    return components
+    held = [weight_bytes(part) for part in (text_encoder, vae, audio_vae) if part is not None]
+    visual = visual_encoder(vae, comm, mode)
+    components = {
+        "tokenizer": load_tokenizer(path),
+        "processor": load_processor(path),
+        "text_encoder": text_encoder,
+        "vae": visual.vae,
+        "audio_vae": LeaderAudioVae(audio_vae, comm),
+    }
+    return _Loaded(components, visual, sum(held))
+
+
+def _video_mode(stage: EncoderStage) -> Mode:
+    roles = stage.components
+    assert roles is not None
+    assert roles.video_vae is not None
+    return roles.video_vae.parallel_mode
 
 
 def build(comm: RankComm, settings: object, beater: Beater) -> EncoderRank:
