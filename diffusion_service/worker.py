@@ -58,7 +58,7 @@ class DiffusionRank:
         self._slabs = SlabReader(settings.slab_folder)
         self.facts = DiffusionFacts(
             device=str(device),
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             weight_bytes=sum(weight_bytes(part) for part in components.values() if isinstance(part, torch.nn.Module)),
             execution=_execution(settings.stage, device, precision, components),
         )
@@ -127,7 +127,7 @@ def _execution(
     dtype = str(next(transformer.transformer_blocks.parameters()).dtype).removeprefix("torch.")
     return Execution(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         tp=stage.parallel_config.tensor_parallel_size,
         ulysses=stage.parallel_config.ulysses_degree,
         precision=f"dit {dtype}, vae decode {precision}",
