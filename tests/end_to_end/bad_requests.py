@@ -50,7 +50,7 @@ LENGTHS = (
 SIZES = (
     *(
         wrong("size", value)
-        for value in ("160x64", "16x16", "100x56", "128x0", "99999x99999", "64x64x3", "256x32", "x64", "big")
+        for value in ("192x64", "16x16", "100x56", "128x0", "99999x99999", "64x64x3", "256x32", "x64", "big")
     ),
     Bad("width alone", {"size": None, "width": "64"}, param="width|height"),
     Bad("height alone", {"size": None, "height": "64"}, param="width|height"),

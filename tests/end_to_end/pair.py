@@ -1,6 +1,7 @@
 """Two live services as a test sees them: started by command, watched, stopped, searched for leftovers."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -50,7 +51,7 @@ class Service:
 
     def start(self) -> None:
         """Run the command; returns at once."""
-        command = [sys.executable, "-m", self.package, *self.arguments, "--port", str(self.port)]
+        command = [sys.executable, "-m", *self.package.split(), *self.arguments, "--port", str(self.port)]
         with self.log.open("ab") as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
@@ -212,9 +213,9 @@ class Pair:
 
     def unfinished_files(self) -> list[str]:
         """Files in the state folder that are neither the database nor a clip."""
-        kept = (".mp4", ".db", ".db-wal", ".db-shm", ".sqlite", ".sqlite-wal", ".sqlite-shm", ".lock")
+        kept = re.compile(r"jobs\.sqlite3(-wal|-shm)?|lock|video_[0-9a-f]{32}(_\d+)?\.mp4")
         files = [path for path in self.state.rglob("*") if path.is_file()]
-        return [f"file {path}" for path in files if not path.name.endswith(kept) or ".part" in path.name]
+        return [f"file {path}" for path in files if not kept.fullmatch(path.name)]
 
     def close(self) -> list[str]:
         """Stop what runs, by TERM; what was wrong about it. Nothing of the pair is left afterwards."""
@@ -230,24 +231,39 @@ class Pair:
         return wrong + left
 
 
-def make_pair(root: Path, model: str, service: Mapping[str, object] | None = None) -> Pair:
-    """A pair that is not started: free ports, folders of its own, the deploy file `tiny` with `service` over it."""
+def make_pair(
+    root: Path,
+    model: str,
+    service: Mapping[str, object] | None = None,
+    *,
+    base: str = "tiny",
+    program: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Pair:
+    """A pair that is not started: free ports, folders of its own, the preset `base` with `service` over it.
+
+    `program` is a module that runs as either service, named by its first argument, in place of the services' own.
+    """
     mark = uuid.uuid4().hex
     slabs = Path(tempfile.mkdtemp(prefix="h3-test-", dir="/dev/shm"))
     (root / "scratch").mkdir()
     deploy = root / "pair.yaml"
-    deploy.write_text(_deploy_file({"slab_folder": str(slabs), **(service or {})}))
-    environment = {
+    deploy.write_text(_deploy_file(base, {"slab_folder": str(slabs), **(service or {})}))
+    variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("H3_")},
         processes.MARK: mark,
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(root / "scratch"),
         "HF_HUB_OFFLINE": "1",
+        **(environment or {}),
     }
     shared = ["--model", model, "--deploy-config", str(deploy)]
-    encoder = Service("encoder_service", shared, free_port(), root / "encoder.log", environment)
+    programs = (
+        ("encoder_service", "diffusion_service") if program is None else (f"{program} encoder", f"{program} diffusion")
+    )
+    encoder = Service(programs[0], shared, free_port(), root / "encoder.log", variables)
     arguments = [*shared, "--encoder-url", encoder.url, "--state-dir", str(root / "state")]
-    diffusion = Service("diffusion_service", arguments, free_port(), root / "diffusion.log", environment)
+    diffusion = Service(programs[1], arguments, free_port(), root / "diffusion.log", variables)
     return Pair(root, slabs, mark, encoder, diffusion, httpx.Client(base_url=diffusion.url, timeout=120))
 
 
@@ -258,9 +274,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _deploy_file(service: Mapping[str, object]) -> str:
+def _deploy_file(base: str, service: Mapping[str, object]) -> str:
     lines = [f"  {key}: {value}" for key, value in service.items()]
-    return "\n".join(["base_config: tiny", "service:", *lines, ""])
+    return "\n".join([f"base_config: {base}", "service:", *lines, ""])
 
 
 def _stopped_wrongly(service: Service) -> list[str]:

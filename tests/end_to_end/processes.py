@@ -36,9 +36,10 @@ def peak_mib(pid: int) -> float:
     return int(_status(pid).get("VmHWM", "0 kB").split()[0]) / 1024
 
 
-def forget_peak(pid: int) -> None:
-    """Make `peak_mib` begin anew."""
+def forget_peak(pid: int) -> float:
+    """Make `peak_mib` begin anew, and say where it begins."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return peak_mib(pid)
 
 
 def command_line(pid: int) -> str:

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.pair import START_S, Pair
+from tests.end_to_end.pair import Pair
+
+FIRST_S = 1200.0
+"""The first test of a session waits for two services and the reference, on a busy machine too."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -24,4 +27,4 @@ def allow_for_start(folder: Path, items: list[pytest.Item]) -> None:
     """The first test of a folder also pays for the start of the pair, on a busy machine too."""
     for item in items:
         if folder in item.path.parents:
-            item.add_marker(pytest.mark.timeout(2 * START_S))
+            item.add_marker(pytest.mark.timeout(FIRST_S))

@@ -64,8 +64,7 @@ def test_a_bad_request_is_refused_by_name(pair: Pair, cases: Path, bad: Bad) -> 
 @pytest.mark.parametrize("bad", BOMBS, ids=lambda bad: bad.name)
 def test_a_bomb_is_refused_before_memory_is_spent(pair: Pair, cases: Path, bad: Bad) -> None:
     # case 67
-    before = processes.resident_mib(pair.diffusion.pid)
-    processes.forget_peak(pair.diffusion.pid)
+    before = processes.forget_peak(pair.diffusion.pid)
     begun = time.monotonic()
     refused(pair, bad, cases)
     assert time.monotonic() - begun < 2
@@ -123,8 +122,7 @@ def test_a_page_after_nobody_is_refused(pair: Pair) -> None:
 @pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
 def test_an_endless_upload_is_cut_off_while_it_streams(pair: Pair, chunked: bool) -> None:
     # case 14
-    before = processes.resident_mib(pair.diffusion.pid)
-    processes.forget_peak(pair.diffusion.pid)
+    before = processes.forget_peak(pair.diffusion.pid)
     sent, answer = upload(pair.diffusion.port, 2 * 2**30, chunked=chunked)
     assert sent < LARGEST_UPLOAD
     assert answer.split(b" ")[1:2] == [b"413"], answer[:300]
