@@ -54,10 +54,8 @@ def fetch(model: str, needs: frozenset[Component], revision: str | None, cache: 
     """
     if constants.HF_HUB_OFFLINE:
         return _offline(model, needs, _cached(model, revision, cache))
-    current = _snapshot(model, revision, cache, [INDEX])
-    if not missing_files(current, needs):
-        return current
-    return _download(model, needs, current.name, cache)
+    commit = _snapshot(model, revision, cache, [INDEX]).name
+    return _download(model, needs, commit, cache)
 
 
 def _cached(model: str, revision: str | None, cache: Path | None) -> Path | None:
