@@ -44,12 +44,12 @@ def deliver(
             if parcel.target == me:
                 received[parcel.key] = tensor
             else:
-                outgoing[parcel.target].append(tensor.contiguous().view(torch.uint8).reshape(-1))
+                outgoing[parcel.target].append(tensor.reshape(-1))
         elif parcel.target == me:
             awaited[parcel.source].append(parcel)
     sizes = [sum(prod(parcel.shape) for parcel in each) * dtype.itemsize for each in awaited]
     nothing = torch.empty(0, dtype=torch.uint8, device=comm.device)
-    arrived = comm.exchange([torch.cat(each) if each else nothing for each in outgoing], sizes)
+    arrived = comm.exchange([torch.cat(each).view(torch.uint8) if each else nothing for each in outgoing], sizes)
     for flat, expected in zip(arrived, awaited, strict=True):
         lengths = [prod(parcel.shape) for parcel in expected]
         for parcel, part in zip(expected, torch.split(flat.view(dtype), lengths) if lengths else (), strict=True):
