@@ -72,7 +72,8 @@ def read_payload(file: UploadedFile, limits: ServerLimits) -> Layout:
         payload = from_safetensors(memoryview(mapped))
         check_values(payload)
     except PayloadError as error:
-        raise InvalidRequest(f"encoder_output: {error.message}", param=ENCODER_OUTPUT) from error
+        place = f"encoder_output {error.slot}" if error.slot else "encoder_output"
+        raise InvalidRequest(f"{place}: {error.message}", param=ENCODER_OUTPUT) from error
     layout, text_dim = payload.layout, payload.manifest.text_dim
     if layout is None or text_dim != limits.text_dim:
         raise InvalidRequest(f"encoder_output has {text_dim} columns, not {limits.text_dim}", param=ENCODER_OUTPUT)
