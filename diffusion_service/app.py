@@ -17,7 +17,7 @@ from diffusion_service.commands import DiffusionFacts, DiffusionRankSettings
 from diffusion_service.encoder_client import EncoderClient
 from diffusion_service.encoder_link import PROBE_BYTES, EncoderLink, Expected
 from diffusion_service.engine import Engine
-from diffusion_service.handover import Handover
+from diffusion_service.handover import Handover, PayloadRules
 from diffusion_service.health import ServiceHealth
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.runner import JobRunner
@@ -28,7 +28,7 @@ from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, log_start, serve, url_of
-from shared_runtime.stored import component_folder, read_json
+from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
 from shared_runtime.transport.header import HEADER_BYTES
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.sizing import largest_payload
@@ -59,9 +59,10 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     partitions = partitions_for(settings.task_type, both_fit=settings.deployment.diffusion.on_cpu)
     if settings.task_type == "auto":
         logger.info("task type auto serves %s", ", ".join(sorted(tasks_served(partitions))))
-    checkpoint = resolve_checkpoint(
-        settings.model, ALWAYS_NEEDED | set(partitions), revision=settings.deployment.model.revision
-    )
+    needs = ALWAYS_NEEDED | set(partitions)
+    if settings.deployment.diffusion.text_only:
+        needs |= MEDIA_ENCODERS
+    checkpoint = resolve_checkpoint(settings.model, needs, revision=settings.deployment.model.revision)
     artifacts = Artifacts(settings.state_dir)
     service = settings.deployment.service
     slab = Slab.create(service.slab_folder, service.slab_bytes, f"diffusion-{listener.getsockname()[1]}")
@@ -108,7 +109,8 @@ async def _serve(
     sender = ShmSender(slab_folder)
     store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}")
     limits = _limits(settings, checkpoint, tasks)
-    handover = Handover(link, slab, sender, artifacts, service.lease_s)
+    rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim)
+    handover = Handover(link, slab, sender, artifacts, service.lease_s, rules)
     runner = JobRunner(store, artifacts, handover, engine, retention_s=limits.retention_s)
     health = ServiceHealth(engine, link)
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
@@ -181,6 +183,7 @@ def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozense
         accept_when_not_ready=service.accept_when_not_ready,
         caps=service.media_caps,
         body=BodyCaps(),
+        takes_encoder_output=not settings.deployment.diffusion.text_only,
     )
 
 

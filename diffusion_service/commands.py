@@ -6,7 +6,7 @@ from pathlib import Path
 from shared_runtime.ranks.messages import RankFacts
 from shared_schema.deploy.model import DiffusionStage
 from shared_schema.deploy.settings import LogLevel
-from shared_schema.encode import ShmLanding
+from shared_schema.encode import EncodeRequest, ShmLanding
 from shared_schema.encoder_output import Manifest
 from shared_schema.tasks import Task
 from shared_schema.videos import Execution, VideoOutput
@@ -33,6 +33,15 @@ class DiffusionFacts(RankFacts):
 
 
 @dataclass(frozen=True)
+class MediaFiles:
+    """The text-only split: what the ranks encode themselves, geometry and order from the request."""
+
+    request: EncodeRequest
+    files: tuple[Path, ...]
+    """Inputs of the job, one a reference; they stay until the job ends."""
+
+
+@dataclass(frozen=True)
 class Generate:
     """Make one clip from a payload that lies verified in its landing."""
 
@@ -48,6 +57,8 @@ class Generate:
     seed: int
     output: Path
     """Where the leader writes the MP4."""
+    media: MediaFiles | None = None
+    """None: the payload holds all conditions."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from diffusion_service.commands import DiffusionEvent, DiffusionFacts, Generate, Generated
+from diffusion_service.commands import DiffusionEvent, DiffusionFacts, Generate, Generated, MediaFiles
 from diffusion_service.jobs.job import VideoPlan
 from shared_runtime.ranks.group import RankGroup
 from shared_schema.encode import ShmLanding
@@ -46,9 +46,17 @@ class Engine:
         await self._group.until_ready()
 
     async def generate(
-        self, plan: VideoPlan, landing: ShmLanding, manifest: Manifest, output: Path, on_event: OnEvent
+        self,
+        plan: VideoPlan,
+        landing: ShmLanding,
+        manifest: Manifest,
+        media: MediaFiles | None,
+        output: Path,
+        on_event: OnEvent,
     ) -> Generated:
         """Make one clip. Cancelling the caller stops the ranks at their next step.
+
+        `media` goes with a payload of text alone.
 
         Raises:
             JobFailed, RankDied, RankFailed, PayloadError: why there is no clip.
@@ -65,6 +73,7 @@ class Engine:
             audio_flow_shift=plan.audio_flow_shift,
             seed=plan.seed,
             output=output,
+            media=media,
         )
         generated = await self._group.run(command, on_event=on_event)  # type: ignore[arg-type]
         assert isinstance(generated, Generated)

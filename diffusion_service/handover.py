@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from diffusion_service.commands import MediaFiles
 from diffusion_service.encoder_link import EncoderLink
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import Job, VideoPlan
@@ -14,8 +15,8 @@ from shared_runtime.transport.base import Receiver, Sender
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.inline import from_safetensors
 from shared_schema.encode import EncodeRequest, Encoding, ReferenceInput, ShmLanding, UsedReference
-from shared_schema.encoder_output import EncoderOutput, Manifest
-from shared_schema.errors import H3Error, LayoutInvalid, SlabFull
+from shared_schema.encoder_output import TEXT, EncoderOutput, Manifest
+from shared_schema.errors import H3Error, LayoutInvalid, SlabFull, SlotMissing, SlotUnexpected, WrongShape
 from shared_schema.layout import LAYOUT, Layout
 from shared_schema.videos import Phase
 
@@ -31,6 +32,16 @@ class Landed:
     manifest: Manifest
     references: tuple[UsedReference, ...]
     durations: dict[str, float]
+    media: MediaFiles | None = None
+    """What the ranks still have to encode: in the text-only split the payload is text alone."""
+
+
+@dataclass(frozen=True)
+class PayloadRules:
+    """What every payload of this service must be, whatever its request."""
+
+    text_only: bool
+    text_dim: int
 
 
 class Handover:
@@ -43,12 +54,14 @@ class Handover:
         own_sender: Sender[ShmLanding],
         artifacts: Artifacts,
         lease_s: float,
+        rules: PayloadRules,
     ) -> None:
         self._link = link
         self._receiver = receiver
         self._own_sender = own_sender
         self._artifacts = artifacts
         self._lease_s = lease_s
+        self._rules = rules
 
     async def until_ready(self, job: Job) -> None:
         """Wait until this job can be encoded; one that brought its payload needs no encoder."""
@@ -69,10 +82,11 @@ class Handover:
             return await self._land_own(job, reach, job.plan.encoder_output)
         reach("encoding")
         start = time.perf_counter()
-        encoding = await self._link.client.encode(_request(job), self._files(job))
+        request, files = _request(job), self._files(job)
+        encoding = await self._link.client.encode(request, files)
         encoded = time.perf_counter()
         try:
-            _check_manifest(encoding.manifest, job.plan)
+            _check_manifest(encoding.manifest, job.plan, self._rules)
             reach("transferring")
             landing = await self._room(encoding.manifest.nbytes, job.request_id, encoding)
         except BaseException:
@@ -87,7 +101,8 @@ class Handover:
             "encode": round(encoded - start, 6),
             "transfer": round(time.perf_counter() - encoded, 6),
         }
-        return Landed(landing, encoding.manifest, encoding.references, durations)
+        media = MediaFiles(request, files) if self._rules.text_only else None
+        return Landed(landing, encoding.manifest, encoding.references, durations, media)
 
     async def _land_own(self, job: Job, reach: Callable[[Phase], None], file: str) -> Landed:
         reach("transferring")
@@ -153,17 +168,26 @@ def _request(job: Job) -> EncodeRequest:
     )
 
 
-def _check_manifest(manifest: Manifest, plan: VideoPlan) -> None:
-    """The manifest's own rules, and that it is of this request.
+def _check_manifest(manifest: Manifest, plan: VideoPlan, rules: PayloadRules) -> None:
+    """The manifest's own rules, that it is of this split and model, and that it is of this request.
 
     Raises:
         PayloadError: the subclass says which rule is broken.
     """
     manifest.check()
-    layout = None if manifest.text_only else Layout.unpack(manifest.layout)
-    asked = (plan.task, plan.height, plan.width, plan.num_frames)
-    if layout is not None and (layout.task, layout.height, layout.width, layout.num_frames) != asked:
-        raise LayoutInvalid(f"the encoder answered for another request than {asked}", slot=LAYOUT)
+    if manifest.text_only and not rules.text_only:
+        raise SlotMissing("the encoder sent text alone, in the full split", slot=LAYOUT)
+    if rules.text_only and not manifest.text_only:
+        raise SlotUnexpected("the encoder sent media too, in the text-only split", slot=LAYOUT)
+    if manifest.text_dim != rules.text_dim:
+        raise WrongShape(f"slot {TEXT} has {manifest.text_dim} columns, not {rules.text_dim}", slot=TEXT)
+    if manifest.text_only:
+        return
+    layout = Layout.unpack(manifest.layout)
+    asked = (plan.task, plan.height, plan.width, plan.num_frames, plan.keyframes, len(plan.references))
+    found = (layout.task, layout.height, layout.width, layout.num_frames, layout.keyframes, len(layout.blocks))
+    if found != asked:
+        raise LayoutInvalid(f"the encoder answered for another request: {found}, not {asked}", slot=LAYOUT)
 
 
 def _read_payload(path: Path) -> EncoderOutput:

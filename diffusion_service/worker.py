@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from diffusion_service.parallel.ulysses import shard_sequence
 from diffusion_service.parallel.vae_tiles import video_decoder
 from diffusion_service.sampling.decode import Chunks, Precision, VideoDecoder
 from diffusion_service.sampling.generate import Generator
+from diffusion_service.sampling.media import MediaConditioner
 from shared_runtime.conditioning.blocks import Pipeline
+from shared_runtime.conditioning.latents import MediaEncoder
 from shared_runtime.conditioning.packing import Conditions, unpack
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
@@ -55,11 +58,17 @@ class DiffusionRank:
             return video_decoder(chunks, comm, patch)
 
         self._generator = Generator(settings.checkpoint, settings.tasks, components, comm, decoder)
+        self._media = None
+        held = [weight_bytes(part) for part in components.values() if isinstance(part, torch.nn.Module)]
+        if settings.stage.text_only:
+            encoder = MediaEncoder.load(settings.checkpoint, comm, "patch" if patch > 1 else "leader", beater.beat)
+            self._media = MediaConditioner(settings.checkpoint, encoder, comm)
+            held.append(encoder.weight_bytes)
         self._slabs = SlabReader(settings.slab_folder)
         self.facts = DiffusionFacts(
             device=str(device),
             torch=str(torch.__version__),
-            weight_bytes=sum(weight_bytes(part) for part in components.values() if isinstance(part, torch.nn.Module)),
+            weight_bytes=sum(held),
             execution=_execution(settings.stage, device, precision, components),
         )
 
@@ -74,20 +83,25 @@ class DiffusionRank:
     def _generate(self, command: Generate, task: TaskHandle) -> Generated:
         conditions, layout = self._comm.from_leader(lambda: self._take(command))
         task.report(PayloadTaken())
+        timings: dict[str, float] = {}
+        if command.media is not None:
+            assert self._media is not None
+            completed = self._media.complete(conditions, command.media, task.step, task.beat)
+            conditions, layout, timings = completed.conditions, completed.layout, completed.timings
+        assert layout is not None
 
         def tell(event: DiffusionEvent) -> None:
             task.report(event)
             task.step()
 
-        return self._generator.generate(command, conditions, layout.blocks, layout.keyframes, tell, task.beat)
+        made = self._generator.generate(command, conditions, layout.blocks, layout.keyframes, tell, task.beat)
+        return replace(made, timings={**timings, **made.timings})
 
-    def _take(self, command: Generate) -> tuple[Conditions, Layout]:
+    def _take(self, command: Generate) -> tuple[Conditions, Layout | None]:
         """Copy the payload off its landing; the leader alone reads the slab, for the others may be elsewhere."""
         payload = EncoderOutput(manifest=command.manifest, data=self._slabs.view(command.landing))
         check_values(payload)
-        layout = payload.layout
-        assert layout is not None
-        return unpack(payload), layout
+        return unpack(payload), payload.layout
 
 
 def _load(settings: DiffusionRankSettings, comm: RankComm, beater: Beater) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, log_start, serve, url_of
+from shared_runtime.stored import MEDIA_ENCODERS
 from shared_schema.deploy.model import ServiceSettings
 from shared_schema.deploy.settings import EncoderSettings
 from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 RANKS = "encoder_service.worker:main"
 """What a rank process runs."""
 
-NEEDS: frozenset[Component] = frozenset({"text_encoder", "tokenizer", "processor", "vae_encoder", "audio_vae_encoder"})
+ALWAYS_NEEDED: frozenset[Component] = frozenset({"text_encoder", "tokenizer", "processor"})
 
 
 def run(settings: EncoderSettings, gpus: tuple[Gpu, ...]) -> None:
@@ -34,7 +35,8 @@ def run(settings: EncoderSettings, gpus: tuple[Gpu, ...]) -> None:
     set_up_logging(settings.log_level, "encoder-api")
     listener = bind(settings.host, settings.port)
     log_start(settings.deployment, settings.deployment.encoder, gpus)
-    checkpoint = resolve_checkpoint(settings.model, NEEDS, revision=settings.deployment.model.revision)
+    needs = ALWAYS_NEEDED if settings.deployment.diffusion.text_only else ALWAYS_NEEDED | MEDIA_ENCODERS
+    checkpoint = resolve_checkpoint(settings.model, needs, revision=settings.deployment.model.revision)
     asyncio.run(_serve(settings, gpus, checkpoint, listener))
 
 
@@ -47,10 +49,11 @@ async def _serve(
     settings: EncoderSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, listener: socket.socket
 ) -> None:
     service, stage = settings.deployment.service, settings.deployment.encoder
+    text_only = settings.deployment.diffusion.text_only
     group = ProcessGroup(
         rank_specs("encoder", Mesh(tp=stage.tensor_parallel_size), stage.devices),
         RANKS,
-        EncoderRankSettings(checkpoint.path, stage, service.slab_folder, settings.log_level),
+        EncoderRankSettings(checkpoint.path, stage, text_only, service.slab_folder, settings.log_level),
         group_limits(service),
     )
     url = settings.advertise_url or url_of(listener)

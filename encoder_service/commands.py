@@ -16,6 +16,8 @@ class EncoderRankSettings:
 
     checkpoint: Path
     stage: EncoderStage
+    text_only: bool
+    """The text-only split: the VAE encoders belong to the other service."""
     slab_folder: Path
     """The only folder in which landings may lie."""
     log_level: LogLevel

@@ -3,7 +3,6 @@
 import logging
 import socket
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,9 +18,9 @@ from encoder_service.commands import (
     Pushed,
     Tidy,
 )
-from encoder_service.parallel import TEXT_PLAN, LeaderAudioVae
+from encoder_service.parallel import TEXT_PLAN
 from encoder_service.pipeline import EncodedRequest, EncoderPipeline
-from shared_runtime.conditioning.vae_tiles import Mode, VisualEncoder, visual_encoder
+from shared_runtime.conditioning.latents import MediaEncoder
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
@@ -30,15 +29,7 @@ from shared_runtime.sharding import Sharding
 from shared_runtime.transport.codec import check_values, checksum
 from shared_runtime.transport.inline import to_safetensors
 from shared_runtime.transport.shm import ShmSender
-from shared_runtime.weights import (
-    load_audio_vae,
-    load_processor,
-    load_text_encoder,
-    load_tokenizer,
-    load_video_vae,
-    weight_bytes,
-)
-from shared_schema.deploy.model import EncoderStage
+from shared_runtime.weights import load_processor, load_text_encoder, load_tokenizer, weight_bytes
 from shared_schema.encode import InlineLanding, Landing, PushReceipt, ShmLanding
 from shared_schema.encoder_output import EncoderOutput
 from shared_schema.errors import LeaseExpired
@@ -60,17 +51,27 @@ class EncoderRank:
     def __init__(self, comm: RankComm, settings: EncoderRankSettings, beater: Beater) -> None:
         self._comm = comm
         self._device = comm.device
-        loaded = _load(settings, comm, beater)
-        self._tokenizer = loaded.components["tokenizer"]
-        self._pipeline = EncoderPipeline(settings.checkpoint, loaded.components, loaded.visual, comm)
+        path = settings.checkpoint
+        text_encoder = load_text_encoder(path, comm.device, Sharding(TEXT_PLAN, comm))
+        beater.beat()
+        media_encoder = _media_encoder(settings, comm, beater)
+        self._tokenizer = load_tokenizer(path)
+        components = {
+            "text_encoder": text_encoder,
+            "tokenizer": self._tokenizer,
+            "processor": load_processor(path),
+        }
+        self._pipeline = EncoderPipeline(path, components, media_encoder, comm)
         self._sender = ShmSender(settings.slab_folder)
         self._waiting: dict[str, _Waiting] = {}
-        self._weight_bytes = loaded.weight_bytes
+        self._weight_bytes = weight_bytes(text_encoder)
+        if media_encoder is not None:
+            self._weight_bytes += media_encoder.weight_bytes
 
     @property
     def facts(self) -> EncoderFacts:
         """What this rank holds."""
-        return EncoderFacts(device=str(self._device), torch=torch.__version__, weight_bytes=self._weight_bytes)
+        return EncoderFacts(device=str(self._device), torch=str(torch.__version__), weight_bytes=self._weight_bytes)
 
     def handle(self, command: object, task: TaskHandle) -> object:
         """Do one command; see `encoder_service.commands`."""
@@ -139,43 +140,13 @@ def _pattern(nbytes: int) -> torch.Tensor:
     return (torch.arange(nbytes, dtype=torch.int64) * 2_654_435_761 >> 7).to(torch.uint8)
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """What a rank has of the encoders."""
-
-    components: dict[str, Any]
-    """For the encode blocks: some stand for what another rank holds."""
-    visual: VisualEncoder
-    weight_bytes: int
-    """Of what this rank itself holds."""
-
-
-def _load(settings: EncoderRankSettings, comm: RankComm, beater: Beater) -> _Loaded:
-    """Every component of the encode blocks, each from only the tensors that this rank needs."""
-    path, device = settings.checkpoint, comm.device
-    text_encoder = load_text_encoder(path, device, Sharding(TEXT_PLAN, comm))
-    beater.beat()
-    mode = _video_mode(settings.stage)
-    vae = load_video_vae(path, "encoder", device) if comm.is_leader or mode == "patch" else None
-    beater.beat()
-    audio_vae = load_audio_vae(path, "encoder", device) if comm.is_leader else None
-    held = [weight_bytes(part) for part in (text_encoder, vae, audio_vae) if part is not None]
-    visual = visual_encoder(vae, comm, mode)
-    components = {
-        "tokenizer": load_tokenizer(path),
-        "processor": load_processor(path),
-        "text_encoder": text_encoder,
-        "vae": visual.vae,
-        "audio_vae": LeaderAudioVae(audio_vae, comm),
-    }
-    return _Loaded(components, visual, sum(held))
-
-
-def _video_mode(stage: EncoderStage) -> Mode:
-    roles = stage.components
+def _media_encoder(settings: EncoderRankSettings, comm: RankComm, beater: Beater) -> MediaEncoder | None:
+    if settings.text_only:
+        return None
+    roles = settings.stage.components
     assert roles is not None
     assert roles.video_vae is not None
-    return roles.video_vae.parallel_mode
+    return MediaEncoder.load(settings.checkpoint, comm, roles.video_vae.parallel_mode, beater.beat)
 
 
 def build(comm: RankComm, settings: object, beater: Beater) -> EncoderRank:

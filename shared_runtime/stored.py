@@ -27,6 +27,8 @@ Component = Literal[
     "audio_scheduler",
 ]
 
+MEDIA_ENCODERS: frozenset[Component] = frozenset({"vae_encoder", "audio_vae_encoder"})
+"""The encoder service's in the full split, the diffusion service's in the text-only split."""
 INDEX = "modular_model_index.json"
 TEXT_LAYERS = 50
 """Decoder layers of the text encoder whose last hidden state the model conditions on; later ones are never run."""

@@ -108,7 +108,7 @@ def describe(limits: ServerLimits) -> dict[str, object]:
             "max_video": caps.video_bytes,
             "max_audio": caps.audio_bytes,
             "max_body": body.body_bytes,
-            "max_encoder_output": body.encoder_output_bytes,
+            "max_encoder_output": body.encoder_output_bytes if limits.takes_encoder_output else 0,
         },
         "max_image_pixels": caps.image_pixels,
         "queue_limit": limits.queue_limit,

@@ -10,12 +10,12 @@ from starlette.requests import Request
 
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.fields import Fields, read_fields
-from diffusion_service.api.forms import read_form
+from diffusion_service.api.forms import ENCODER_OUTPUT, read_form
 from diffusion_service.api.plan import check_model, check_prompt, plan_payload, plan_video
 from diffusion_service.api.references import inspect, payload_kinds, read_payload
 from diffusion_service.jobs.artifacts import UploadFolder
 from diffusion_service.jobs.job import Job, VideoPlan
-from shared_schema.errors import InvalidRequest, NotReady
+from shared_schema.errors import InvalidRequest, NotReady, NotServed
 from shared_schema.tasks import MAX_PROMPT_TOKENS
 
 _PROBES_AT_ONCE = 2
@@ -55,6 +55,9 @@ class Intake:
         largest = max(caps.image_bytes, caps.video_bytes, caps.audio_bytes)
         form = await read_form(request, upload, limits.body, largest)
         fields = await run_in_threadpool(read_fields, form)
+        if fields.encoder_output is not None and not limits.takes_encoder_output:
+            why = "this server runs the text-only split, in which a payload holds no media: send prompt and media"
+            raise NotServed(f"encoder_output is not taken: {why}", param=ENCODER_OUTPUT)
         check_model(fields.create, limits)
         check_prompt(fields.create, optional=fields.encoder_output is not None)
         await self._check_tokens(fields.create.prompt or "")

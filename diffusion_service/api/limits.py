@@ -50,5 +50,7 @@ class ServerLimits:
     references: ReferenceLimits = field(default_factory=ReferenceLimits)
     caps: MediaCaps = field(default_factory=MediaCaps)
     body: BodyCaps = field(default_factory=BodyCaps)
+    takes_encoder_output: bool = True
+    """Not in the text-only split: there a payload holds no media, and the ranks encode those of the request."""
     poll_after_ms: int = 1000
     """Asked of clients that poll a job."""

@@ -235,7 +235,7 @@ class JobRunner:
                     self._reach(conduct, "muxing", 0, 1)
 
         part = self._artifacts.part(job.id)
-        generated = await self._engine.generate(job.plan, landed.landing, landed.manifest, part, hear)
+        generated = await self._engine.generate(job.plan, landed.landing, landed.manifest, landed.media, part, hear)
         result = ClipResult(
             outputs=(generated.output,),
             stage_durations=generated.timings,

@@ -39,7 +39,9 @@ class Generator:
         self._comm = comm
         self._prepare = {task: blocks_of(task) for task in tasks}
         self._denoisers = {task: Denoiser(task) for task in tasks}
-        self._pipelines = {task: assemble(checkpoint, self._steps(task), _parts(task, components)) for task in tasks}
+        self._pipelines = {
+            task: assemble(checkpoint, self._steps(task), _parts(task, components), comm.device) for task in tasks
+        }
         self._audio_vae = components.get("audio_vae")
         self._video = video_decoder(next(iter(self._pipelines.values())))
 

@@ -11,6 +11,13 @@ from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState, Se
 class Pipeline(MiniMaxH3ModularPipeline):  # type: ignore[misc]
     """The released pipeline with the durations that the contract serves: 4 s and 362 frames are legal."""
 
+    device_of_rank = torch.device("cpu")
+
+    @property
+    def _execution_device(self) -> torch.device:
+        """Diffusers looks for a module to ask, and a component may stand for one that another rank holds."""
+        return self.device_of_rank
+
     @property
     def min_duration(self) -> float:
         """Seconds; 107 frames are 4.46 s, and 96 may be asked for."""
@@ -22,13 +29,16 @@ class Pipeline(MiniMaxH3ModularPipeline):  # type: ignore[misc]
         return 15.1
 
 
-def assemble(checkpoint: Path, blocks: dict[str, ModularPipelineBlocks], components: dict[str, Any]) -> Pipeline:
+def assemble(
+    checkpoint: Path, blocks: dict[str, ModularPipelineBlocks], components: dict[str, Any], device: torch.device
+) -> Pipeline:
     """A pipeline of `blocks` with its configuration from the checkpoint's index and its `components` as they are.
 
     `blocks` must name the concrete step of a task, never diffusers' automatic one: that drops references silently.
     """
     pipeline = Pipeline(SequentialPipelineBlocks.from_blocks_dict(blocks), str(checkpoint))
     pipeline.update_components(**components)
+    pipeline.device_of_rank = device
     return pipeline
 
 

@@ -41,8 +41,6 @@ def _refusals(deployment: Deployment) -> Iterator[str]:
             yield f"stages[{stage.stage_id}].vae_encode_precision: {precision} is not served yet: use fp32"
     if diffusion.vae_decode_precision == "tf32":
         yield "stages[1].vae_decode_precision: tf32 is not served yet: use fp16 or fp32"
-    if diffusion.text_only:
-        yield "the text-only split is not served yet: set stages[1].model_loaded.vae_encoder: false"
     if diffusion.diffusion_quantization_config is not None:
         yield "stages[1].diffusion_quantization_config is not served yet: leave it out"
     offloads = (diffusion.enable_cpu_offload, diffusion.enable_layerwise_offload)

@@ -77,7 +77,7 @@ def encode(comm: RankComm, _task: TaskHandle, path: Path, request: Request) -> E
     block = MiniMaxH3KeyframeVaeEncoderStep() if request.keyframes else MiniMaxH3Ref2VAReferenceEncoderStep()
     encoder = visual_encoder(vae, comm, request.mode)
     components = {"vae": encoder.vae} if request.keyframes else {"vae": encoder.vae, "audio_vae": audio_vae}
-    pipeline = assemble(path, {"block": block}, components)
+    pipeline = assemble(path, {"block": block}, components, comm.device)
     beats = 0
 
     def beat() -> None:

@@ -1,0 +1,109 @@
+"""The media of a request as latents: both VAEs' encoder halves over the ranks of a group. Torch.
+
+Encoder ranks encode them; in the text-only split diffusion ranks do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
+from diffusers.modular_pipelines.minimax_h3.encoders import (
+    MiniMaxH3KeyframeVaeEncoderStep,
+    MiniMaxH3Ref2VAReferenceEncoderStep,
+)
+
+from shared_runtime.conditioning.audio_vae import LeaderAudioVae
+from shared_runtime.conditioning.blocks import Pipeline
+from shared_runtime.conditioning.vae_tiles import Beat, Mode, visual_encoder
+from shared_runtime.ranks.comm import RankComm
+from shared_runtime.weights import load_audio_vae, load_video_vae, weight_bytes
+from shared_schema.encode import EncodeRequest
+from shared_schema.layout import Block, BlockKind, Layout
+from shared_schema.tasks import AUDIO_CHANNELS, Task
+
+_STEPS: dict[Task, type[ModularPipelineBlocks]] = {
+    Task.FL2VA: MiniMaxH3KeyframeVaeEncoderStep,
+    Task.REF2VA: MiniMaxH3Ref2VAReferenceEncoderStep,
+}
+
+
+@dataclass(frozen=True)
+class Latents:
+    """The latents of a request's media, and what they are of."""
+
+    visual: tuple[torch.Tensor, ...]
+    """Each `(1, 24, T, H, W)` float32, normalised."""
+    audio: tuple[torch.Tensor, ...]
+    """Each `(2 * latents, 32)` float32, channel-major."""
+    layout: Layout
+
+
+class MediaEncoder:
+    """Both VAEs' encoder halves on one rank of a group; `None` where another rank has them."""
+
+    def __init__(self, video_vae: Any | None, audio_vae: Any | None, comm: RankComm, mode: Mode) -> None:
+        held = [weight_bytes(vae) for vae in (video_vae, audio_vae) if vae is not None]
+        self.weight_bytes = sum(held)
+        """Of what this rank itself holds."""
+        self._visual = visual_encoder(video_vae, comm, mode)
+        self.components = {"vae": self._visual.vae, "audio_vae": LeaderAudioVae(audio_vae, comm)}
+        """For the pipeline that runs `blocks`."""
+        self.blocks = {f"encode_{task.value}": step() for task, step in _STEPS.items()}
+
+    @classmethod
+    def load(cls, checkpoint: Path, comm: RankComm, mode: Mode, beat: Beat) -> Self:
+        """Load what this rank needs: in mode `leader` followers need nothing. A collective.
+
+        Raises:
+            DeployError: a file or tensor is missing, unexpected or mis-shaped.
+        """
+        video_vae = audio_vae = None
+        if comm.is_leader or mode == "patch":
+            video_vae = load_video_vae(checkpoint, "encoder", comm.device)
+        beat()
+        if comm.is_leader:
+            audio_vae = load_audio_vae(checkpoint, "encoder", comm.device)
+        beat()
+        return cls(video_vae, audio_vae, comm, mode)
+
+    def encode(self, pipeline: Pipeline, request: EncodeRequest, state: PipelineState, beat: Beat) -> Latents:
+        """Encode what `MediaReader` put into `state`; the same on every rank. A collective."""
+        if request.task is not Task.T2VA:
+            self._visual.run(self.blocks[f"encode_{request.task.value}"], pipeline, state, beat)
+        visual = tuple(state.get("condition_latents") or ())
+        audio = tuple(state.get("audio_condition_latents") or ())
+        return Latents(visual, audio, _layout(request, state, visual, audio))
+
+
+def _layout(
+    request: EncodeRequest,
+    state: PipelineState,
+    visual: tuple[torch.Tensor, ...],
+    audio: tuple[torch.Tensor, ...],
+) -> Layout:
+    shapes, lengths = iter(visual), iter(audio)
+    if request.task is Task.REF2VA:
+        blocks = tuple(_block(each, shapes, lengths) for each in state.get("normalized_references"))
+    else:
+        blocks = tuple(_picture(latents) for latents in shapes)
+    return Layout(request.task, request.height, request.width, request.num_frames, blocks, request.keyframes)
+
+
+def _block(reference: Any, shapes: Iterator[torch.Tensor], lengths: Iterator[torch.Tensor]) -> Block:
+    sound = next(lengths).shape[0] // AUDIO_CHANNELS if reference.has_audio else 0
+    match reference.kind:
+        case "audio":
+            return Block(BlockKind.AUDIO, audio_t=sound)
+        case "video":
+            _, _, frames, height, width = next(shapes).shape
+            return Block(BlockKind.VIDEO if sound else BlockKind.SILENT_VIDEO, sound, frames, height, width)
+        case _:
+            return _picture(next(shapes))
+
+
+def _picture(latents: torch.Tensor) -> Block:
+    height, width = latents.shape[-2:]
+    return Block(BlockKind.IMAGE, latent_h=height, latent_w=width)
