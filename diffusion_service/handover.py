@@ -86,7 +86,7 @@ class Handover:
         encoding = await self._link.client.encode(request, files)
         encoded = time.perf_counter()
         try:
-            _check_manifest(encoding.manifest, job.plan, self._rules)
+            check_manifest(encoding.manifest, job.plan, self._rules)
             reach("transferring")
             landing = await self._room(encoding.manifest.nbytes, job.request_id, encoding)
         except BaseException:
@@ -168,7 +168,7 @@ def _request(job: Job) -> EncodeRequest:
     )
 
 
-def _check_manifest(manifest: Manifest, plan: VideoPlan, rules: PayloadRules) -> None:
+def check_manifest(manifest: Manifest, plan: VideoPlan, rules: PayloadRules) -> None:
     """The manifest's own rules, that it is of this split and model, and that it is of this request.
 
     Raises:
