@@ -22,6 +22,7 @@ from shared_schema.errors import (
     H3Error,
     JobFailed,
     NotFound,
+    NotReady,
     PayloadError,
     RankDied,
     RankFailed,
@@ -203,19 +204,31 @@ class JobRunner:
     async def _make(self, conduct: _Conduct) -> None:
         job = conduct.job
         async with self._encode_turn:
-            await self._engine.until_ready()
-            await self._handover.until_ready(job)
-            current = await self._store.get(job.id)
-            if current is None or current.status != "queued":
-                return
-            await self._promote()
-            landed = await self._handover.land(job, lambda phase: self._reach(conduct, phase, 0, 1))
+            landed = await self._land(conduct)
+        if landed is None:
+            return
         try:
             async with self._generate_turn:
                 await self._promote()
                 await self._generate(conduct, landed)
         finally:
             self._handover.release(landed)
+
+    async def _land(self, conduct: _Conduct) -> Landed | None:
+        """The job's payload in its landing, or None if the job was cancelled while it waited for the encoder."""
+        job = conduct.job
+        while True:
+            await self._engine.until_ready()
+            await self._handover.until_ready(job)
+            current = await self._store.get(job.id)
+            if current is None or current.finished:
+                return None
+            await self._promote()
+            try:
+                return await self._handover.land(job, lambda phase: self._reach(conduct, phase, 0, 1))
+            except NotReady:
+                # It has not begun: its ranks went since we last looked, and come again.
+                self._handover.lost()
 
     async def _generate(self, conduct: _Conduct, landed: Landed) -> None:
         job = conduct.job
@@ -288,7 +301,7 @@ class JobRunner:
         failure = failure_of(error)
         if failure.code == "internal_error":
             logger.error("job %s failed", conduct.job.id, exc_info=error)
-        if isinstance(error, EncoderAway):
+        if isinstance(error, EncoderAway | RankDied):
             self._handover.lost()
         with contextlib.suppress(Transition, NotFound):
             job = await self._store.change(conduct.job.id, _begun(self._clock()))

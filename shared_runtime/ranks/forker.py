@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 
 from shared_runtime.ranks.messages import Exited, Forked, ForkRequest, Imported
@@ -75,6 +76,8 @@ def _become_rank(request: ForkRequest, descriptor: int, rank_main: object) -> No
     try:
         rank_main(request.spec, request.settings, socket.socket(fileno=descriptor))
         code = 0
+    except BaseException:  # os._exit below would leave without a word
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
