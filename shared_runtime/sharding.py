@@ -76,6 +76,15 @@ class Sharding:
             return None
         return next((cut for pattern, cut in self._plan.items() if fnmatchcase(module, pattern)), None)
 
+    def check_heads(self, what: str, heads: int) -> None:
+        """Attention is dealt out by whole heads.
+
+        Raises:
+            DeployError: they do not divide by the axis.
+        """
+        if heads % self._size:
+            raise DeployError(f"{what} has {heads} heads, which do not divide by tensor_parallel_size {self._size}")
+
     def apply(self, model: nn.Module) -> None:
         """Give every linear that is cut this rank's shape and the collective that joins it. Weights stay on meta.
 

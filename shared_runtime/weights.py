@@ -82,6 +82,9 @@ def load_text_encoder(path: Path, device: Device, sharding: Sharding | None = No
     depth = config.text_config.num_hidden_layers
     if depth <= TEXT_LAYERS:
         raise DeployError(f"{folder} has {depth} layers; the text encoder needs more than {TEXT_LAYERS}")
+    if sharding is not None:
+        # Fewer key-value heads than query heads, so that both divide where these do.
+        sharding.check_heads("the text encoder's keys and values", config.text_config.num_key_value_heads)
     with init_empty_weights(include_buffers=False):
         model = Qwen3VLForConditionalGeneration(config)
     known = model.state_dict().keys()

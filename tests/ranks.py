@@ -65,10 +65,11 @@ def main(spec: RankSpec, settings: object, end: socket.socket) -> None:
 
 
 class Ranks:
-    """Four ranks, started when first asked for and kept until the session ends."""
+    """Some ranks, started when first asked for and kept until their context ends."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self._loop = loop
+        self._most = most
         self._started: tuple[ProcessGroup, asyncio.Task[None]] | None = None
 
     def run(self, mesh: Mesh, function: str, *arguments: Any) -> Any:
@@ -84,7 +85,7 @@ class Ranks:
 
     async def _run(self, call: Call) -> object:
         if self._started is None:
-            specs = rank_specs("test", Mesh(tp=MOST), ("cpu",) * MOST)
+            specs = rank_specs("test", Mesh(tp=self._most), ("cpu",) * self._most)
             group = ProcessGroup(specs, "tests.ranks:main", None, GroupLimits(stuck_s=600, dead_s=600, load_s=START_S))
             self._started = group, asyncio.create_task(group.supervise())
         group, _ = self._started
@@ -101,12 +102,12 @@ class Ranks:
 
 
 @contextmanager
-def rank_groups() -> Iterator[Ranks]:
-    """Groups in a thread with an event loop of its own."""
+def rank_groups(most: int = MOST) -> Iterator[Ranks]:
+    """`most` ranks, in a thread with an event loop of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="rank groups", daemon=True)
     thread.start()
-    ranks = Ranks(loop)
+    ranks = Ranks(loop, most)
     try:
         yield ranks
     finally:

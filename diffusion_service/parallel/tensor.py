@@ -4,6 +4,7 @@ from typing import Any
 
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.sharding import Cut, ShardPlan
+from shared_schema.errors import DeployError
 
 DIT_PLAN: ShardPlan = {
     "*.attn.to_[qkv]": Cut.COLUMN,
@@ -16,7 +17,14 @@ DIT_PLAN: ShardPlan = {
 
 
 def use_local_heads(transformer: Any, comm: RankComm) -> None:
-    """Tell every attention how many heads its cut projections make; diffusers' model counts them itself."""
-    for module in transformer.modules():
+    """Tell every attention how many heads its cut projections make; diffusers' model counts them itself.
+
+    Raises:
+        DeployError: the heads do not divide by the ranks: Ulysses deals out what tensor parallelism leaves.
+    """
+    for name, module in transformer.named_modules():
         if hasattr(module, "to_q") and hasattr(module, "heads"):
+            if module.heads % comm.world_size:
+                ranks = f"tensor_parallel_size {comm.size('tp')} x ulysses_degree {comm.size('ulysses')}"
+                raise DeployError(f"{name} has {module.heads} heads, which do not divide by {ranks}")
             module.heads //= comm.size("tp")

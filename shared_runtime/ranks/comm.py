@@ -79,23 +79,29 @@ class RankComm:
             backend, store=store, rank=self.spec.rank, world_size=self.world_size, timeout=_COLLECTIVE_TIMEOUT
         )
         self._world = dist.group.WORLD
-        self._make_axes(self.spec.mesh)
+        self._make_axes(tuple(range(self.world_size)))
 
-    def split(self, mesh: Mesh) -> "RankComm | None":
-        """A comm of the first `mesh.world_size` ranks, None on the others. A collective of all ranks."""
-        inside = self.spec.rank < mesh.world_size
-        comm = RankComm(replace(self.spec, mesh=mesh), self.device)
-        made = dist.new_group(list(range(mesh.world_size))) if mesh.world_size > 1 else None
+    def split(self, mesh: Mesh, members: tuple[int, ...] | None = None) -> "RankComm | None":
+        """A comm of some ranks of a whole group, numbered anew; None on the others. A collective of all ranks.
+
+        `members` are in ascending order, the first ones if not named.
+        """
+        members = tuple(range(mesh.world_size)) if members is None else members
+        inside = self.spec.rank in members
+        number = members.index(self.spec.rank) if inside else -1
+        comm = RankComm(replace(self.spec, mesh=mesh, rank=number), self.device)
+        made = dist.new_group(list(members)) if len(members) > 1 else None
         comm._world = made if isinstance(made, dist.ProcessGroup) else None
-        comm._make_axes(mesh)
+        comm._make_axes(members)
         return comm if inside else None
 
-    def _make_axes(self, mesh: Mesh) -> None:
+    def _make_axes(self, members: tuple[int, ...]) -> None:
+        """`members` are torch's numbers of this comm's ranks."""
         for axis in self._groups:
-            for ranks in mesh.groups(axis):
+            for line in self.spec.mesh.groups(axis):
                 # Every rank makes every group, also those it is not in: the calls must match.
-                made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
-                if self.spec.rank in ranks and isinstance(made, dist.ProcessGroup):
+                made = dist.new_group([members[rank] for rank in line]) if len(line) > 1 else None
+                if self.spec.rank in line and isinstance(made, dist.ProcessGroup):
                     self._groups[axis] = made
 
     def any(self, flag: bool) -> bool:
