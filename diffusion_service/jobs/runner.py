@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diffusion_service.commands import ClipDone, DiffusionEvent, Muxing, PayloadTaken, StepDone
 from diffusion_service.encoder_client import EncoderAway
@@ -44,6 +44,7 @@ class _Conduct:
 
     job: Job
     task: asyncio.Task[None] | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     started: bool = False
     phase: Phase = "queued"
     done: int = 0
@@ -95,6 +96,8 @@ class JobRunner:
         conduct = self._under_way.get(job_id)
         if conduct is not None and conduct.task is not None:
             conduct.cancelled = True
+            # A task that is cancelled before its first step never runs, not even its clean-up.
+            await conduct.begun.wait()
             conduct.task.cancel()
             await asyncio.wait([conduct.task])
         else:
@@ -184,6 +187,7 @@ class JobRunner:
     async def _conduct(self, conduct: _Conduct) -> None:
         """One job from queue to end, whatever that is."""
         job = conduct.job
+        conduct.begun.set()
         try:
             try:
                 await self._make(conduct)

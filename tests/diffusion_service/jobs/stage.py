@@ -1,0 +1,164 @@
+"""A runner among stand-ins that hold every phase until the test lets go."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diffusion_service.commands import ClipDone, Generated, Muxing, PayloadTaken, StepDone
+from diffusion_service.handover import Landed
+from diffusion_service.jobs.artifacts import Artifacts
+from diffusion_service.jobs.job import Job, VideoPlan
+from diffusion_service.jobs.runner import JobRunner
+from diffusion_service.jobs.store import MemoryJobStore
+from shared_schema.tasks import Task
+from shared_schema.videos import Execution, VideoOutput
+
+EXECUTION = Execution(
+    device="cpu", torch="0", tp=1, ulysses=1, precision="fp32", attention="native", load_format="safetensors"
+)
+
+
+@dataclass
+class HeldHandover:
+    """Lands a payload once `gate` is open; `errors` are raised first, one a call."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    errors: list[Exception] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+    lost_count: int = 0
+
+    async def until_ready(self, job: Job) -> None:
+        await asyncio.sleep(0)
+
+    def lost(self) -> None:
+        self.lost_count += 1
+
+    async def land(self, job: Job, reach: Callable[..., None]) -> Any:
+        self.asked.append(job.id)
+        reach("encoding")
+        if self.errors:
+            raise self.errors.pop(0)
+        await self.gate.wait()
+        reach("transferring")
+        self.held.add(job.id)
+        return Landed(job.id, None, (), {"encode": 0.5})  # type: ignore[arg-type]
+
+    def release(self, landed: Any) -> None:
+        self.held.discard(landed.landing)
+
+    def expire(self) -> None:
+        pass
+
+
+@dataclass
+class HeldEngine:
+    """Makes a clip of two steps and two chunks, each once `gate` is open."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    errors: list[Exception] = field(default_factory=list)
+    at_work: list[str] = field(default_factory=list)
+    execution: Execution = EXECUTION
+
+    async def until_ready(self) -> None:
+        await asyncio.sleep(0)
+
+    async def generate(
+        self, plan: VideoPlan, landing: Any, _manifest: Any, _media: Any, output: Path, hear: Any
+    ) -> Generated:
+        self.at_work.append(landing)
+        try:
+            if self.errors:
+                raise self.errors.pop(0)
+            hear(PayloadTaken())
+            for event in (StepDone(1, 2), StepDone(2, 2), ClipDone(1, 2), ClipDone(2, 2), Muxing()):
+                await self.gate.wait()
+                hear(event)
+                await asyncio.sleep(0)
+            output.write_bytes(b"clip")
+            made = VideoOutput(index=0, seed=plan.seed, frames_sha256="f" * 64, audio_sha256="a" * 64, bytes=4)
+            return Generated(made, {"denoise": 1.0}, (), None)
+        finally:
+            self.at_work.remove(landing)
+
+
+class Stage:
+    """A runner, its store and files, and the stand-ins around it."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = MemoryJobStore()
+        self.artifacts = Artifacts(root)
+        self.handover = HeldHandover()
+        self.engine = HeldEngine()
+        self.now = 1000.0
+        self._ids = itertools.count()
+        self.runner = self.fresh_runner()
+
+    def fresh_runner(self) -> JobRunner:
+        """Another runner over the same store and files, as after a restart."""
+        return JobRunner(
+            self.store,
+            self.artifacts,
+            self.handover,  # type: ignore[arg-type]
+            self.engine,  # type: ignore[arg-type]
+            retention_s=60,
+            clock=lambda: self.now,
+        )
+
+    def open(self) -> None:
+        """Let every phase go on."""
+        self.handover.gate.set()
+        self.engine.gate.set()
+
+    async def add(self) -> str:
+        """One more job with one input file."""
+        plan = VideoPlan(
+            model="tiny",
+            task=Task.T2VA,
+            prompt="a ball",
+            height=64,
+            width=64,
+            num_frames=107,
+            num_inference_steps=3,
+            flow_shift=12,
+            audio_flow_shift=3,
+            seed=1,
+        )
+        job_id = f"video_{next(self._ids):032x}"
+        upload = self.artifacts.open_upload()
+        upload.file("0").write_bytes(b"input")
+        self.artifacts.claim(upload, job_id)
+        await self.store.add(Job(id=job_id, sequence=0, plan=plan, created_at=self.now), limit=1000)
+        self.runner.wake()
+        return job_id
+
+    async def job(self, job_id: str) -> Job:
+        """The job as it is kept."""
+        job = await self.store.get(job_id)
+        assert job is not None
+        return job
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Until `condition()`, or what it awaits, is true."""
+        async with asyncio.timeout(5):
+            while True:
+                met = condition()
+                if asyncio.iscoroutine(met):
+                    met = await met
+                if met:
+                    return
+                await asyncio.sleep(0.001)
+
+    async def final(self, job_id: str) -> Job:
+        """The job once it is final."""
+        job = await self.runner.wait(job_id, 5)
+        assert job is not None
+        assert job.finished
+        return job
+
+    def files(self) -> list[Path]:
+        """Everything but clips and the lock."""
+        return [p for p in self.artifacts._root.rglob("*") if p.is_file() and p.parent.name not in ("clips", "state")]
