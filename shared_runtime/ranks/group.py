@@ -128,7 +128,8 @@ class _Generation:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     meet: Meet | None = None
     reason: str = ""
-    unfit: str | None = None
+    unfit: bool = False
+    """Another start would fail for the same reason."""
 
     def state_of(self, rank: _Rank) -> RankState:
         """The rank's state, `busy` while it owes an answer on its main thread."""
@@ -155,6 +156,10 @@ class ProcessGroup:
         self._starts = 0
         self._next_task = 0
         self._stopping = False
+        self._succeeded = False
+        """A start worked once: what ends the group later is no matter of files and settings."""
+        self._fruitless = 0
+        """Starts in a row that did not become ready."""
         self._exited: dict[int, int] = {}
 
     # What the service sees
@@ -227,10 +232,10 @@ class ProcessGroup:
     # Life
 
     async def supervise(self, on_ready: Callable[[], Coroutine[None, None, None]] | None = None) -> None:
-        """Keep a group alive until cancelled; the first start that cannot succeed raises.
+        """Keep a group alive until cancelled.
 
         Raises:
-            DeployError: a rank said that it cannot start with these files or settings, or did not in time.
+            DeployError: the first start did not succeed, for whatever reason, or a later one cannot.
         """
         try:
             while True:
@@ -248,10 +253,12 @@ class ProcessGroup:
                     await self._watch(generation)
                 finally:
                     await self._end(generation)
-                if generation.unfit is not None:
-                    raise DeployError(generation.unfit)
+                self._succeeded = self._succeeded or generation.ready.is_set()
+                if generation.unfit or not self._succeeded:
+                    raise DeployError(generation.reason)
                 logger.error("rank group ended: %s; starting it anew", generation.reason)
-                await asyncio.sleep(min(0.1 * 2 ** min(self._starts, 8), _MAX_PAUSE_S))
+                self._fruitless = 0 if generation.ready.is_set() else self._fruitless + 1
+                await asyncio.sleep(min(0.1 * 2 ** min(self._fruitless, 8), _MAX_PAUSE_S))
         finally:
             if self._forker is not None:
                 await self._forker.close()
@@ -274,7 +281,7 @@ class ProcessGroup:
         for wait in pending:
             wait.cancel()
         if not done:
-            generation.end(f"ranks were not ready within {self._limits.load_s:g} s")
+            generation.end(f"ranks were not ready within service.load_s, {self._limits.load_s:g} s")
 
     async def _listen(self, generation: _Generation, rank: _Rank) -> None:
         while True:
@@ -297,8 +304,8 @@ class ProcessGroup:
                 generation.meet = Meet(LEADER_HOST, port)
                 for follower in generation.ranks[1:]:
                     follower.writer.write(pack(generation.meet))
-            case Unfit(text):
-                generation.unfit = text
+            case Unfit(text, lasting):
+                generation.unfit = generation.unfit or lasting
                 generation.end(text)
             case Report(number, event):
                 task = generation.tasks.get(number)
@@ -352,13 +359,13 @@ class ProcessGroup:
             try:
                 await asyncio.wait_for(generation.ended.wait(), timeout=period)
             except TimeoutError:
-                # Where this process itself stood still, the beats that came meanwhile are not read yet.
-                if time.monotonic() - begun < 2 * period:
-                    self._look(generation)
+                self._look(generation, late=time.monotonic() - begun - period)
 
-    def _look(self, generation: _Generation) -> None:
+    def _look(self, generation: _Generation, late: float) -> None:
+        """End the generation if a rank is silent for too long; `late` seconds this process itself stood still."""
         now = time.monotonic()
         for rank in generation.ranks:
+            rank.last_beat += late  # what came meanwhile has not been read yet
             busy = generation.state_of(rank) == "busy"
             limit = self._limits.stuck_s if busy else self._limits.dead_s
             if now - rank.last_beat > limit:

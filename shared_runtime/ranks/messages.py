@@ -103,9 +103,11 @@ class Failed:
 
 @dataclass(frozen=True)
 class Unfit:
-    """The rank could not start, and would not the next time either: wrong files, wrong settings."""
+    """The rank could not start."""
 
     message: str
+    lasting: bool
+    """It would not the next time either: wrong files, wrong settings."""
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,12 @@ class Worker:
         try:
             service = build(self._comm, settings, self._beater)
         except DeployError as error:
-            self._pipe.send(Unfit(error.message))
+            self._pipe.send(Unfit(error.message, lasting=True))
+            return
+        except Exception as error:
+            logger.exception("loading failed")
+            ours = as_h3_error(error)
+            self._pipe.send(Unfit(f"{self._spec.name} could not start: {ours.message}", lasting=False))
             return
         threading.Thread(target=self._serve, args=(service, self._side), name="side", daemon=True).start()
         self._pipe.send(Ready(service.facts))

@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
@@ -18,7 +19,11 @@ class Puppet:
     """How the service starts."""
 
     unfit: str | None = None
+    bug: bool = False
+    dies: bool = False
     load_s: float = 0.0
+    marker: Path | None = None
+    """`bug` and `dies` begin once this file is there."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,12 @@ def build(comm: RankComm, settings: object, _beater: Beater) -> PuppetRank:
     time.sleep(settings.load_s)
     if settings.unfit is not None:
         raise DeployError(settings.unfit)
+    if settings.marker is not None and not settings.marker.exists():
+        return PuppetRank(comm)
+    if settings.dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if settings.bug:
+        raise MemoryError("no room for the weights")
     return PuppetRank(comm)
 
 

@@ -182,31 +182,41 @@ def test_a_killed_forker_takes_its_ranks_along_and_is_replaced() -> None:
     with_group(body)
 
 
-def test_a_rank_that_cannot_start_stops_the_start_with_its_message() -> None:
-    async def body(_group: ProcessGroup) -> None:
-        raise AssertionError("the group must not become ready")
-
-    with pytest.raises(DeployError, match=r"tensor x is missing"):
-        with_group(body, settings=Puppet(unfit="tensor x is missing"))
+async def unreachable(_group: ProcessGroup) -> None:
+    raise AssertionError("the group must not become ready")
 
 
-def test_loading_has_a_limit_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Puppet(unfit="tensor x is missing"), r"\Atensor x is missing\Z"),
+        (Puppet(bug=True), r"\Apuppet-tp[01] could not start: no room for the weights\Z"),
+        (Puppet(dies=True), r"\Arank puppet-tp[01] .*(left with code -9|closed its pipe)\Z"),
+        (Puppet(load_s=60), r"\Aranks were not ready within service\.load_s, 3 s\Z"),
+    ],
+    ids=["files", "memory", "death", "time"],
+)
+def test_a_first_start_that_fails_stops_the_service_with_one_line(settings: Puppet, message: str) -> None:
+    limits = QUICK if settings.load_s == 0 else GroupLimits(stuck_s=1, dead_s=1, load_s=3)
+    with pytest.raises(DeployError, match=message):
+        with_group(unreachable, settings=settings, limits=limits)
+
+
+def test_a_later_start_that_fails_is_tried_again(tmp_path: Path) -> None:
+    """Memory of the dead may not be free yet."""
+    marker = tmp_path / "no room"
+
     async def body(group: ProcessGroup) -> None:
-        raise AssertionError("unreachable")
+        marker.touch()
+        with pytest.raises(RankDied):
+            await group.run(Die(0))
+        while group.restarts < 2:
+            await asyncio.sleep(0.02)
+        marker.unlink()
+        await asyncio.wait_for(group.until_ready(), timeout=60)
+        await group.run(Say())
 
-    async def scenario() -> None:
-        limits = GroupLimits(stuck_s=1, dead_s=1, load_s=0.5)
-        group = ProcessGroup(rank_specs("puppet", Mesh(), ("cpu",)), ENTRY, Puppet(load_s=60), limits)
-        supervising = asyncio.create_task(group.supervise())
-        end = time.monotonic() + 60
-        while group.restarts < 1 and time.monotonic() < end:
-            await asyncio.sleep(0.05)
-        assert group.restarts >= 1
-        supervising.cancel()
-        await asyncio.wait([supervising])
-
-    del body
-    asyncio.run(scenario())
+    with_group(body, ranks=1, settings=Puppet(bug=True, marker=marker))
 
 
 PARENT = """
