@@ -51,9 +51,9 @@ class EncoderLink:
         while self.reason is not None:
             await asyncio.sleep(0.05)
 
-    def lost(self) -> None:
-        """A call just failed because nobody answered."""
-        self.reason = "the encoder does not answer"
+    def lost(self, reason: str = "the encoder does not answer") -> None:
+        """A call just failed: nothing is asked of the encoder until it looks well again."""
+        self.reason = reason
 
     async def watch(self) -> None:
         """Look every second, for ever."""

@@ -16,7 +16,16 @@ from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.inline import from_safetensors
 from shared_schema.encode import EncodeRequest, Encoding, ReferenceInput, ShmLanding, UsedReference
 from shared_schema.encoder_output import TEXT, EncoderOutput, Manifest
-from shared_schema.errors import H3Error, LayoutInvalid, SlabFull, SlotMissing, SlotUnexpected, WrongShape
+from shared_schema.errors import (
+    H3Error,
+    LayoutInvalid,
+    NotReady,
+    RankDied,
+    SlabFull,
+    SlotMissing,
+    SlotUnexpected,
+    WrongShape,
+)
 from shared_schema.layout import LAYOUT, Layout
 from shared_schema.videos import Phase
 
@@ -83,7 +92,7 @@ class Handover:
         reach("encoding")
         start = time.perf_counter()
         request, files = _request(job), self._files(job)
-        encoding = await self._link.client.encode(request, files)
+        encoding = await self._encoded(request, files)
         encoded = time.perf_counter()
         try:
             check_manifest(encoding.manifest, job.plan, self._rules)
@@ -103,6 +112,18 @@ class Handover:
         }
         media = MediaFiles(request, files) if self._rules.text_only else None
         return Landed(landing, encoding.manifest, encoding.references, durations, media)
+
+    async def _encoded(self, request: EncodeRequest, files: tuple[Path, ...]) -> Encoding:
+        """Have it encoded; an encoder that is not ready now has not begun, and is waited for."""
+        while True:
+            try:
+                return await self._link.client.encode(request, files)
+            except NotReady as error:
+                self._link.lost(error.message)
+                await self._link.until_ready()
+            except RankDied as error:
+                self._link.lost(error.message)
+                raise
 
     async def _land_own(self, job: Job, reach: Callable[[Phase], None], file: str) -> Landed:
         reach("transferring")
