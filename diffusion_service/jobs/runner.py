@@ -206,7 +206,6 @@ class JobRunner:
             await self._promote()
 
     async def _make(self, conduct: _Conduct) -> None:
-        job = conduct.job
         async with self._encode_turn:
             landed = await self._land(conduct)
         if landed is None:

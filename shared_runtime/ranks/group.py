@@ -292,7 +292,8 @@ class ProcessGroup:
             self._hear(generation, rank, message)
 
     def _hear(self, generation: _Generation, rank: _Rank, message: FromRank) -> None:
-        rank.last_beat = time.monotonic()
+        if not self._from_side_thread(generation, message):
+            rank.last_beat = time.monotonic()
         match message:
             case Beat():
                 pass
@@ -317,6 +318,15 @@ class ProcessGroup:
                 self._answered(generation, rank, number, failure=error)
                 if fatal:
                     generation.end(f"rank {rank.spec.name} failed: {error}")
+
+    def _from_side_thread(self, generation: _Generation, message: FromRank) -> bool:
+        """Whether the message says nothing about the rank's main thread, which alone does the work."""
+        match message:
+            case Report(number) | Done(number) | Failed(number):
+                task = generation.tasks.get(number)
+                return task is not None and task.lane == "side"
+            case _:
+                return False
 
     def _answered(
         self,

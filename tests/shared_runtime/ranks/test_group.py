@@ -1,6 +1,7 @@
 """Rank groups in real processes: work, cancel, every way to die, and that nothing is left."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -166,6 +167,21 @@ def test_a_rank_that_works_without_passing_a_step_is_stuck() -> None:
     async def body(group: ProcessGroup) -> None:
         with pytest.raises(RankDied, match="gave no sign for 1 s"):
             await group.run(Sleep(30))
+        await again(group, restarts=1)
+
+    with_group(body)
+
+
+def test_answers_of_the_side_thread_do_not_hide_a_stuck_main_thread() -> None:
+    # case 41: a heartbeat that does not depend on the work
+    async def body(group: ProcessGroup) -> None:
+        work = asyncio.create_task(group.run(Sleep(30)))
+        while not work.done():
+            with contextlib.suppress(RankDied):
+                await group.run(Say(), lane="side")
+            await asyncio.sleep(0.1)
+        with pytest.raises(RankDied, match="gave no sign for 1 s"):
+            await work
         await again(group, restarts=1)
 
     with_group(body)
