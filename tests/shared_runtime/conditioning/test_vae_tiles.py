@@ -75,8 +75,9 @@ def test_tiles_of_all_pictures_and_clips_are_dealt_as_one(ranks: Ranks, checkpoi
 
 
 def test_a_clip_weighs_more_than_a_picture(ranks: Ranks, checkpoint: Path) -> None:
-    media = (Medium(64, 64), Medium(64, 64, 22)) * 2
-    assert sorted(ranks.run(Mesh(tp=2), ENCODE, checkpoint, Request(media)).beats) == [3, 3]
+    # Three runs of 17 frames leave one rank behind: it gets every picture.
+    media = (Medium(64, 64, 39), *(Medium(64, 64),) * 3)
+    assert ranks.run(Mesh(tp=2), ENCODE, checkpoint, Request(media)).beats == [2, 4]
 
 
 @pytest.mark.parametrize("mesh", GROUPS, ids=str)
