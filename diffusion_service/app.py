@@ -90,23 +90,14 @@ async def _serve(
     listener: socket.socket,
 ) -> None:
     deployment, service = settings.deployment, settings.deployment.service
-    slab_folder = service.slab_folder
-    parallel = deployment.diffusion.parallel_config
     url = settings.advertise_url or url_of(listener)
-    group = ProcessGroup(
-        rank_specs(
-            "diffusion", Mesh(parallel.tensor_parallel_size, parallel.ulysses_degree), deployment.diffusion.devices
-        ),
-        RANKS,
-        DiffusionRankSettings(checkpoint.path, deployment.diffusion, tasks, slab_folder, settings.log_level),
-        GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
-    )
+    group = _group(settings, checkpoint, tasks)
     engine = Engine(group)
     client = EncoderClient(
         settings.encoder_urls[0], token=settings.shared_token, encode_timeout_s=service.encode_timeout_s
     )
     link = EncoderLink(client, slab, _expected(settings, gpus, checkpoint), service.lease_s)
-    sender = ShmSender(slab_folder)
+    sender = ShmSender(service.slab_folder)
     store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}")
     limits = _limits(settings, checkpoint, tasks)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim)
@@ -141,6 +132,17 @@ async def _serve(
         sender.close()
         await client.close()
         await store.close()
+
+
+def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task]) -> ProcessGroup:
+    stage, service = settings.deployment.diffusion, settings.deployment.service
+    mesh = Mesh(stage.parallel_config.tensor_parallel_size, stage.parallel_config.ulysses_degree)
+    return ProcessGroup(
+        rank_specs("diffusion", mesh, stage.devices),
+        RANKS,
+        DiffusionRankSettings(checkpoint.path, stage, tasks, service.slab_folder, settings.log_level),
+        GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
+    )
 
 
 def _app(deps: ApiDeps) -> FastAPI:

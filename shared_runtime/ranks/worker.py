@@ -245,6 +245,8 @@ def torch_device(spec: RankSpec) -> torch.device:
     """The device of a rank, made current where there is one to choose."""
     if spec.device == "cpu":
         return torch.device("cpu")
+    # As the management library numbers them, which the API process asked; CUDA by itself puts the fastest first.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     device = torch.device("cuda", int(spec.device))
     torch.cuda.set_device(device)
     return device
