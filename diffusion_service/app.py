@@ -27,7 +27,7 @@ from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
-from shared_runtime.serving import bind, log_start, serve, url_of
+from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
 from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
 from shared_runtime.transport.header import HEADER_BYTES
 from shared_runtime.transport.shm import ShmSender
@@ -63,6 +63,7 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     if settings.deployment.diffusion.text_only:
         needs |= MEDIA_ENCODERS
     checkpoint = resolve_checkpoint(settings.model, needs, revision=settings.deployment.model.revision)
+    hold_signals()
     artifacts = Artifacts(settings.state_dir)
     service = settings.deployment.service
     slab = Slab.create(service.slab_folder, service.slab_bytes, f"diffusion-{listener.getsockname()[1]}")

@@ -14,6 +14,7 @@ from shared_runtime.command_line import (
     common_flags,
     deployment_of,
     http_url,
+    leave_when_told,
     read_command,
     server_arguments,
 )
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         settings = diffusion_settings(command, deployment)
         gpus = check_startable(settings, os.environ)
+        leave_when_told()
         from diffusion_service.app import run  # everything above must fail before this loads FastAPI
 
         run(settings, gpus)

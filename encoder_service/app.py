@@ -12,7 +12,7 @@ from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
-from shared_runtime.serving import bind, log_start, serve, url_of
+from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
 from shared_runtime.stored import MEDIA_ENCODERS
 from shared_schema.deploy.model import ServiceSettings
 from shared_schema.deploy.settings import EncoderSettings
@@ -37,6 +37,7 @@ def run(settings: EncoderSettings, gpus: tuple[Gpu, ...]) -> None:
     log_start(settings.deployment, settings.deployment.encoder, gpus)
     needs = ALWAYS_NEEDED if settings.deployment.diffusion.text_only else ALWAYS_NEEDED | MEDIA_ENCODERS
     checkpoint = resolve_checkpoint(settings.model, needs, revision=settings.deployment.model.revision)
+    hold_signals()
     asyncio.run(_serve(settings, gpus, checkpoint, listener))
 
 

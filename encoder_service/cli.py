@@ -12,6 +12,7 @@ from shared_runtime.command_line import (
     common_flags,
     deployment_of,
     is_loopback,
+    leave_when_told,
     read_command,
     server_arguments,
 )
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         settings = encoder_settings(command, deployment)
         gpus = check_startable(settings, os.environ)
+        leave_when_told()
         from encoder_service.app import run  # everything above must fail before this loads FastAPI
 
         run(settings, gpus)

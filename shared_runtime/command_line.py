@@ -6,10 +6,12 @@ A flag wins over its variable, a variable over the deploy file. Everything wrong
 import argparse
 import ipaddress
 import re
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Literal, NoReturn, TypedDict, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -300,6 +302,16 @@ def check_gpus(stage: Stage, visible: Sequence[Gpu]) -> tuple[Gpu, ...]:
         fix = "change `devices` (--devices, --stage-overrides) or CUDA_VISIBLE_DEVICES"
         raise DeployError(f"{what}: {needed} visible GPUs are needed, {len(visible)} found: {fix}", param="devices")
     return tuple(visible[int(device)] for device in stage.devices)
+
+
+def leave_when_told() -> None:
+    """TERM and INT end this process with 0 from here on, until `serve` takes them over: weights may be on their way."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
 
 
 def check_port(host: str, port: int) -> None:

@@ -17,6 +17,8 @@ from shared_schema.errors import DeployError
 
 logger = logging.getLogger(__name__)
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket of ours, before anything slow starts.
@@ -51,6 +53,11 @@ def log_start(deployment: Deployment, own: Stage, gpus: tuple[Gpu, ...]) -> None
         logger.info("device %s of stage %d is %s, %s", device, own.stage_id, gpu.name, gpu.uuid)
 
 
+def hold_signals() -> None:
+    """Keep TERM and INT waiting until `serve` listens to them: nothing that is made meanwhile is left behind."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its signal handling: it would raise SIGTERM again and end with -15."""
 
@@ -73,8 +80,9 @@ async def serve(
     server = _Server(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         loop.add_signal_handler(number, stop.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     supervising = asyncio.ensure_future(supervise)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
