@@ -28,7 +28,7 @@ from shared_schema.encode import (
     TokensAnswer,
     TokensRequest,
 )
-from shared_schema.errors import H3Error, InvalidRequest, RequestError, TaskCancelled
+from shared_schema.errors import H3Error, InvalidRequest, NotReady, RequestError, TaskCancelled
 from shared_schema.health import Health
 from shared_schema.tasks import MediaCaps, ReferenceLimits
 
@@ -145,7 +145,7 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
 
 
 async def _unless_gone(http: Request, work: Coroutine[None, None, Encoding]) -> Encoding:
-    """Do `work`, and cancel it once its caller has hung up."""
+    """Do `work`, and cancel it once its caller has hung up or the service stops."""
     working = asyncio.create_task(work)
     listening = asyncio.create_task(_hung_up(http))
     try:
@@ -153,8 +153,11 @@ async def _unless_gone(http: Request, work: Coroutine[None, None, Encoding]) -> 
         working.cancel()  # does nothing to a finished task
         return await working
     except asyncio.CancelledError as error:
-        raise TaskCancelled("the caller hung up") from error
+        if listening.done():
+            raise TaskCancelled("the caller hung up") from error
+        raise NotReady("the encoder is stopping") from error
     finally:
+        working.cancel()
         listening.cancel()
 
 

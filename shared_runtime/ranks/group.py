@@ -383,15 +383,23 @@ class ProcessGroup:
                 generation.end(f"rank {rank.spec.name} (pid {rank.pid}) gave no sign for {limit:g} s")
 
     async def _end(self, generation: _Generation) -> None:
-        """Kill what is left of a generation, wait until it is gone, and fail what it was working on."""
+        """Kill what is left of a generation, wait until it is gone, and fail what it was working on.
+
+        A stop may cancel this half-way; nobody may wait for an answer of dead ranks even then.
+        """
         generation.end("stopped")
-        if self._stopping:
-            await self._send_all(generation, Leave())
-            await self._gone(generation, timeout=2.0)
-        for rank in generation.ranks:
-            if rank.state != "dead":
-                _kill(rank.pid)
-        await self._gone(generation, timeout=30.0)
+        try:
+            if self._stopping:
+                await self._send_all(generation, Leave())
+                await self._gone(generation, timeout=2.0)
+            _kill_ranks(generation)
+            await self._gone(generation, timeout=30.0)
+        finally:
+            _kill_ranks(generation)
+            self._fail(generation)
+
+    @staticmethod
+    def _fail(generation: _Generation) -> None:
         for reader in generation.readers:
             reader.cancel()
         for rank in generation.ranks:
@@ -411,6 +419,8 @@ class ProcessGroup:
         self._stopping = True
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _kill_ranks(generation: _Generation) -> None:
+    for rank in generation.ranks:
+        if rank.state != "dead":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)
