@@ -143,6 +143,7 @@ def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset
         RANKS,
         DiffusionRankSettings(checkpoint.path, stage, tasks, service.slab_folder, settings.log_level),
         GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
+        settings.deployment.distributed_executor_backend,
     )
 
 

@@ -81,8 +81,9 @@ def check_startable(settings: DiffusionSettings, environment: Mapping[str, str])
         DeployError: the service could not run.
     """
     stage = settings.deployment.diffusion
-    installed = () if stage.on_cpu else installed_gpus()
-    gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed))
+    gpus: tuple[Gpu, ...] = ()
+    if not stage.on_cpu and settings.deployment.distributed_executor_backend == "mp":  # Ray deals out its own
+        gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
     check_served(settings.deployment, lora_path=settings.lora_path, encoders=len(settings.encoder_urls))
     check_port(settings.host, settings.port)
     return gpus

@@ -56,6 +56,7 @@ async def _serve(
         RANKS,
         EncoderRankSettings(checkpoint.path, stage, text_only, service.slab_folder, settings.log_level),
         group_limits(service),
+        settings.deployment.distributed_executor_backend,
     )
     url = settings.advertise_url or url_of(listener)
     encoder = Encoder(group, endpoint=url, lease_s=service.lease_s)

@@ -19,6 +19,7 @@ TORCH = {"torch", "torchvision", "diffusers", "transformers", "accelerate"}
 RANK_SIDE = (
     "shared_runtime.ranks.worker",
     "shared_runtime.ranks.comm",
+    "shared_runtime.ranks.interfaces",
     "shared_runtime.ranks.parcels",
     "shared_runtime.sharding",
     "shared_runtime.conditioning",
@@ -44,6 +45,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     ),
     "uvicorn": ("shared_runtime.serving", "encoder_service.app", "diffusion_service.app"),
     "nixl": ("shared_runtime.transport.nixl",),
+    "ray": ("shared_runtime.ranks.placer",),
     "av": ("shared_runtime.media", "diffusion_service.mux"),
     "httpx": ("diffusion_service.encoder_client", "video_client"),
 }

@@ -1,7 +1,8 @@
 """What ranks say to each other: one process group a rank group, one sub-group an axis. Runs in ranks; torch.
 
 CPU tensors go over gloo and CUDA tensors over NCCL, so that both can be spoken at any time. The leader owns the
-rendezvous, on a loopback port that it chose itself; nobody else listens before the group is complete.
+rendezvous, on a port that it chose itself: on loopback, or on its host's address in the cluster when there are ranks on
+other hosts. Nobody else listens before the group is complete.
 """
 
 import io
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from shared_runtime.ranks.interfaces import interface_towards
 from shared_runtime.ranks.mesh import Axis, Mesh, RankSpec
 from shared_schema.errors import H3Error
 
@@ -71,9 +73,8 @@ class RankComm:
 
     def connect(self, host: str, store: Store) -> None:
         """Join the group; returns once every rank has."""
-        loopback = host in ("127.0.0.1", "localhost", "::1")
-        if loopback:
-            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        interface = interface_towards(host)
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(
             backend, store=store, rank=self.spec.rank, world_size=self.world_size, timeout=_COLLECTIVE_TIMEOUT

@@ -17,7 +17,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from shared_runtime.ranks.messages import Exited, Forked, ForkRequest, Imported
+from shared_runtime.ranks.messages import Exited, Imported, KillRank, Made, MakeRank, ToMaker
 
 _PR_SET_PDEATHSIG = 1
 _MAX_REQUEST = 1 << 20
@@ -28,7 +28,7 @@ def main(descriptor: int, entry: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
-    _die_with_parent()
+    die_with_parent()
     module, _, function = entry.partition(":")
     rank_main = getattr(importlib.import_module(module), function)
     gc.collect()
@@ -37,26 +37,39 @@ def main(descriptor: int, entry: str) -> None:
     signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     control.send(pickle.dumps(Imported()))
+    ranks: dict[int, int] = {}
     while True:
         readable, _, _ = select.select([control.fileno(), wakeup_reader], [], [])
         if wakeup_reader in readable:
             os.read(wakeup_reader, 4096)
-            _tell_exits(control)
+            _tell_exits(control, ranks)
         if control.fileno() in readable:
-            data, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST, 1)
-            if not data:
-                os._exit(0)
-            request: ForkRequest = pickle.loads(data)
+            _obey(control, ranks, rank_main)
+
+
+def _obey(control: socket.socket, ranks: dict[int, int], rank_main: object) -> None:
+    """Do one request; `ranks` are the living ones by pid."""
+    data, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST, 1)
+    if not data:
+        os._exit(0)
+    request: ToMaker = pickle.loads(data)
+    match request:
+        case MakeRank():
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 control.close()
                 _become_rank(request, descriptors[0], rank_main)
             os.close(descriptors[0])
-            control.send(pickle.dumps(Forked(request.spec.rank, pid)))
+            ranks[pid] = request.spec.rank
+            control.send(pickle.dumps(Made(request.spec.rank, pid)))
+        case KillRank(rank):
+            # Only this process reaps them, so that none of these numbers can have become somebody else's.
+            for pid in (pid for pid, each in ranks.items() if each == rank):
+                os.kill(pid, signal.SIGKILL)
 
 
-def _tell_exits(control: socket.socket) -> None:
+def _tell_exits(control: socket.socket, ranks: dict[int, int]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -64,12 +77,14 @@ def _tell_exits(control: socket.socket) -> None:
             return
         if pid == 0:
             return
-        control.send(pickle.dumps(Exited(pid, os.waitstatus_to_exitcode(status))))
+        control.send(pickle.dumps(Exited(ranks.pop(pid), os.waitstatus_to_exitcode(status))))
 
 
-def _become_rank(request: ForkRequest, descriptor: int, rank_main: object) -> None:
+def _become_rank(request: MakeRank, descriptor: int, rank_main: object) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _die_with_parent()
+    die_with_parent()
+    if request.spec.visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = request.spec.visible
     Path("/proc/self/comm").write_text(request.spec.name[:15])
     assert callable(rank_main)
     code = 1
@@ -78,13 +93,14 @@ def _become_rank(request: ForkRequest, descriptor: int, rank_main: object) -> No
         code = 0
     except BaseException:  # os._exit below would leave without a word
         traceback.print_exc()
+        raise
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask the kernel to kill this process with the one that made it, even while it is stopped."""
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)

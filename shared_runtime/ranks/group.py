@@ -1,23 +1,20 @@
 """The API process' side of a rank group: start it, give it work, notice when it is unwell, end it, start it anew.
 
-No torch. One group is one forker process and `world_size` ranks. Whatever goes wrong with one rank ends them all:
-after a death or a hang nobody knows which collective the others wait in.
+No torch. One group is `world_size` ranks and what makes them: one forker process, or with Ray also a placer. Whatever
+goes wrong with one rank ends them all: after a death or a hang nobody knows which collective the others wait in.
 """
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from shared_runtime.ranks.fork import ForkerHandle
+from shared_runtime.ranks.generation import Generation, OnEvent, Rank, Task
+from shared_runtime.ranks.makers import Backend, Makers
 from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.messages import (
-    LEADER_HOST,
     Beat,
     Cancel,
     Done,
@@ -28,6 +25,7 @@ from shared_runtime.ranks.messages import (
     Leave,
     Meet,
     Order,
+    Placed,
     RankFacts,
     Ready,
     Report,
@@ -37,14 +35,14 @@ from shared_runtime.ranks.messages import (
 )
 from shared_runtime.ranks.pipes import read_message
 from shared_schema.errors import DeployError, H3Error, RankDied
-from shared_schema.health import RankHealth, RankState
-
-OnEvent = Callable[[object], None]
+from shared_schema.health import RankHealth
 
 logger = logging.getLogger(__name__)
 
 _MAX_PAUSE_S = 10.0
 """Between restarts of a group that keeps ending."""
+_GONE_S = 30.0
+"""A killed rank with much memory on a GPU is not gone at once."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,8 @@ class GroupLimits:
     """Idle, without a beat."""
     load_s: float
     """From fork to ready: loading, compiling, warm-up."""
+    place_s: float = 30.0
+    """Until a cluster has room for the group."""
 
 
 class RankGroup(Protocol):
@@ -92,67 +92,22 @@ class RankGroup(Protocol):
         """What the leader said of itself when it became ready."""
 
 
-@dataclass
-class _Rank:
-    """A live rank as the group keeps it."""
-
-    spec: RankSpec
-    pid: int
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    last_beat: float
-    state: RankState = "starting"
-    facts: RankFacts | None = None
-
-
-@dataclass
-class _Task:
-    """A command on its way: who still has to answer, and what the leader said."""
-
-    future: asyncio.Future[object]
-    on_event: OnEvent | None
-    lane: Lane
-    waiting: set[int]
-    result: object = None
-    failure: H3Error | None = None
-
-
-@dataclass
-class _Generation:
-    """Everything that lives and dies with one start of the group."""
-
-    ranks: list[_Rank] = field(default_factory=list)
-    tasks: dict[int, _Task] = field(default_factory=dict)
-    readers: list[asyncio.Task[None]] = field(default_factory=list)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    meet: Meet | None = None
-    reason: str = ""
-    unfit: bool = False
-    """Another start would fail for the same reason."""
-
-    def state_of(self, rank: _Rank) -> RankState:
-        """The rank's state, `busy` while it owes an answer on its main thread."""
-        owes = any(task.lane == "work" and rank.spec.rank in task.waiting for task in self.tasks.values())
-        return "busy" if owes and rank.state == "ready" else rank.state
-
-    def end(self, reason: str) -> None:
-        """Note why this generation is over; the first reason stays."""
-        if not self.ended.is_set():
-            self.reason = reason
-            self.ended.set()
-
-
 class ProcessGroup:
-    """Ranks in processes of this host, forked by one forker."""
+    """Ranks in processes of their own: the leader's on this host, the others there too or, with Ray, anywhere."""
 
-    def __init__(self, specs: tuple[RankSpec, ...], entry: str, settings: object, limits: GroupLimits) -> None:
+    def __init__(
+        self,
+        specs: tuple[RankSpec, ...],
+        entry: str,
+        settings: object,
+        limits: GroupLimits,
+        backend: Backend = "mp",
+    ) -> None:
         self._specs = specs
-        self._entry = entry
         self._settings = settings
         self._limits = limits
-        self._forker: ForkerHandle | None = None
-        self._now: _Generation = _Generation()
+        self._makers = Makers(entry, backend, self._on_exit)
+        self._now: Generation = Generation()
         self._starts = 0
         self._next_task = 0
         self._stopping = False
@@ -206,9 +161,7 @@ class ProcessGroup:
             raise RankDied("the rank group is not ready")
         self._next_task += 1
         number = self._next_task
-        task = _Task(
-            asyncio.get_running_loop().create_future(), on_event, lane, {r.spec.rank for r in generation.ranks}
-        )
+        task = Task(asyncio.get_running_loop().create_future(), on_event, lane, {r.spec.rank for r in generation.ranks})
         generation.tasks[number] = task
         await self._send_all(generation, Order(number, lane, command))
         try:
@@ -219,7 +172,7 @@ class ProcessGroup:
             task.future.exception()
             raise
 
-    async def _send_all(self, generation: _Generation, message: ToRank) -> None:
+    async def _send_all(self, generation: Generation, message: ToRank) -> None:
         data = pack(message)
         for rank in generation.ranks:
             rank.writer.write(data)
@@ -239,12 +192,8 @@ class ProcessGroup:
         """
         try:
             while True:
-                if self._forker is not None and not self._forker.alive:
-                    await self._forker.close()
-                    self._forker = None
-                if self._forker is None:
-                    self._forker = await ForkerHandle.start(self._entry, self._on_exit)
-                generation = self._now = _Generation()
+                await self._makers.open()
+                generation = self._now = Generation()
                 self._exited.clear()
                 try:
                     await self._start(generation)
@@ -260,30 +209,45 @@ class ProcessGroup:
                 self._fruitless = 0 if generation.ready.is_set() else self._fruitless + 1
                 await asyncio.sleep(min(0.1 * 2 ** min(self._fruitless, 8), _MAX_PAUSE_S))
         finally:
-            if self._forker is not None:
-                await self._forker.close()
+            await self._makers.close()
 
-    async def _start(self, generation: _Generation) -> None:
+    async def _start(self, generation: Generation) -> None:
         self._starts += 1
-        assert self._forker is not None
-        for spec in self._specs:
-            pid, end = await self._forker.fork(spec, self._settings)
-            reader, writer = await asyncio.open_unix_connection(sock=end, limit=1 << 30)
-            rank = _Rank(spec, pid, reader, writer, last_beat=time.monotonic())
-            generation.ranks.append(rank)
-            if generation.meet is not None:
-                writer.write(pack(generation.meet))
-            if pid in self._exited:
-                self._on_exit(pid, self._exited[pid])
-            generation.readers.append(asyncio.create_task(self._listen(generation, rank), name=f"read {spec.name}"))
-        waits = [asyncio.create_task(generation.ready.wait()), asyncio.create_task(generation.ended.wait())]
-        done, pending = await asyncio.wait(waits, timeout=self._limits.load_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in pending:
-            wait.cancel()
-        if not done:
-            generation.end(f"ranks were not ready within service.load_s, {self._limits.load_s:g} s")
+        try:
+            async with asyncio.timeout(self._limits.place_s + self._limits.load_s):
+                placed = await self._makers.place(self._specs, self._limits.place_s)
+        except DeployError as error:
+            generation.end(error.message)
+        except (RankDied, TimeoutError) as error:
+            generation.end(f"no place for the ranks: {error}")
+        else:
+            await self._fill(generation, placed)
 
-    async def _listen(self, generation: _Generation, rank: _Rank) -> None:
+    async def _fill(self, generation: Generation, placed: Placed) -> None:
+        """Make a rank at every place and wait until all of them are ready, or one is not to be."""
+        logger.debug("places: %s", ", ".join(placed.nodes))
+        try:
+            async with asyncio.timeout(self._limits.load_s):
+                for spec in placed.specs:
+                    await self._make(generation, spec)
+                await _first(generation.ready, generation.ended)
+        except TimeoutError:
+            generation.end(f"ranks were not ready within service.load_s, {self._limits.load_s:g} s")
+        except RankDied as error:
+            generation.end(error.message)
+
+    async def _make(self, generation: Generation, spec: RankSpec) -> None:
+        pid, end = await self._makers.make(spec, self._settings)
+        reader, writer = await asyncio.open_unix_connection(sock=end, limit=1 << 30)
+        generation.ranks.append(Rank(spec, pid, reader, writer, last_beat=time.monotonic()))
+        if generation.meet is not None:
+            writer.write(pack(generation.meet))
+        if spec.rank in self._exited:
+            self._on_exit(spec.rank, self._exited[spec.rank])
+        listening = self._listen(generation, generation.ranks[-1])
+        generation.readers.append(asyncio.create_task(listening, name=f"read {spec.name}"))
+
+    async def _listen(self, generation: Generation, rank: Rank) -> None:
         while True:
             message = await read_message(rank.reader)
             if message is None:
@@ -291,7 +255,7 @@ class ProcessGroup:
                 return
             self._hear(generation, rank, message)
 
-    def _hear(self, generation: _Generation, rank: _Rank, message: FromRank) -> None:
+    def _hear(self, generation: Generation, rank: Rank, message: FromRank) -> None:
         if not self._from_side_thread(generation, message):
             rank.last_beat = time.monotonic()
         match message:
@@ -302,7 +266,7 @@ class ProcessGroup:
                 if [each.state for each in generation.ranks] == ["ready"] * len(self._specs):
                     generation.ready.set()
             case Hosting(port):
-                generation.meet = Meet(LEADER_HOST, port)
+                generation.meet = Meet(rank.spec.host, port)
                 for follower in generation.ranks[1:]:
                     follower.writer.write(pack(generation.meet))
             case Unfit(text, lasting):
@@ -319,7 +283,7 @@ class ProcessGroup:
                 if fatal:
                     generation.end(f"rank {rank.spec.name} failed: {error}")
 
-    def _from_side_thread(self, generation: _Generation, message: FromRank) -> bool:
+    def _from_side_thread(self, generation: Generation, message: FromRank) -> bool:
         """Whether the message says nothing about the rank's main thread, which alone does the work."""
         match message:
             case Report(number) | Done(number) | Failed(number):
@@ -330,8 +294,8 @@ class ProcessGroup:
 
     def _answered(
         self,
-        generation: _Generation,
-        rank: _Rank,
+        generation: Generation,
+        rank: Rank,
         number: int,
         *,
         result: object = None,
@@ -355,14 +319,14 @@ class ProcessGroup:
         else:
             task.future.set_exception(task.failure)
 
-    def _on_exit(self, pid: int, code: int) -> None:
-        self._exited[pid] = code
+    def _on_exit(self, number: int, code: int) -> None:
+        self._exited[number] = code
         for rank in self._now.ranks:
-            if rank.pid == pid:
+            if rank.spec.rank == number and rank.state != "dead":
                 rank.state = "dead"
-                self._now.end(f"rank {rank.spec.name} (pid {pid}) left with code {code}")
+                self._now.end(f"rank {rank.spec.name} (pid {rank.pid}) left with code {code}")
 
-    async def _watch(self, generation: _Generation) -> None:
+    async def _watch(self, generation: Generation) -> None:
         period = min(self._limits.stuck_s, self._limits.dead_s) / 4
         while not generation.ended.is_set():
             begun = time.monotonic()
@@ -371,7 +335,7 @@ class ProcessGroup:
             except TimeoutError:
                 self._look(generation, late=time.monotonic() - begun - period)
 
-    def _look(self, generation: _Generation, late: float) -> None:
+    def _look(self, generation: Generation, late: float) -> None:
         """End the generation if a rank is silent for too long; `late` seconds this process itself stood still."""
         now = time.monotonic()
         for rank in generation.ranks:
@@ -382,7 +346,7 @@ class ProcessGroup:
                 rank.state = "stuck"
                 generation.end(f"rank {rank.spec.name} (pid {rank.pid}) gave no sign for {limit:g} s")
 
-    async def _end(self, generation: _Generation) -> None:
+    async def _end(self, generation: Generation) -> None:
         """Kill what is left of a generation, wait until it is gone, and fail what it was working on.
 
         A stop may cancel this half-way; nobody may wait for an answer of dead ranks even then.
@@ -392,14 +356,22 @@ class ProcessGroup:
             if self._stopping:
                 await self._send_all(generation, Leave())
                 await self._gone(generation, timeout=2.0)
-            _kill_ranks(generation)
-            await self._gone(generation, timeout=30.0)
+            self._kill_ranks(generation)
+            await self._gone(generation, timeout=_GONE_S)
+            if not self._makers.settled or any(rank.state != "dead" for rank in generation.ranks):
+                logger.warning("ranks may be left: ending what makes them")
+                await self._makers.close()
         finally:
-            _kill_ranks(generation)
+            self._kill_ranks(generation)
             self._fail(generation)
 
+    def _kill_ranks(self, generation: Generation) -> None:
+        for rank in generation.ranks:
+            if rank.state != "dead":
+                self._makers.kill(rank.spec)
+
     @staticmethod
-    def _fail(generation: _Generation) -> None:
+    def _fail(generation: Generation) -> None:
         for reader in generation.readers:
             reader.cancel()
         for rank in generation.ranks:
@@ -409,7 +381,7 @@ class ProcessGroup:
                 task.future.set_exception(task.failure or RankDied(generation.reason))
         generation.tasks.clear()
 
-    async def _gone(self, generation: _Generation, timeout: float) -> None:
+    async def _gone(self, generation: Generation, timeout: float) -> None:
         end = time.monotonic() + timeout
         while any(rank.state != "dead" for rank in generation.ranks) and time.monotonic() < end:
             await asyncio.sleep(0.01)
@@ -419,8 +391,11 @@ class ProcessGroup:
         self._stopping = True
 
 
-def _kill_ranks(generation: _Generation) -> None:
-    for rank in generation.ranks:
-        if rank.state != "dead":
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGKILL)
+async def _first(*events: asyncio.Event) -> None:
+    """Wait for any of these."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -5,6 +5,8 @@ from typing import Literal
 
 Axis = Literal["tp", "ulysses"]
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -41,6 +43,10 @@ class RankSpec:
     mesh: Mesh
     device: str
     """`cpu`, or an index into `CUDA_VISIBLE_DEVICES`."""
+    host: str = LOOPBACK
+    """Where the leader listens for the others."""
+    visible: str | None = None
+    """`CUDA_VISIBLE_DEVICES` of this rank; None: as it is in the process that makes it."""
 
     @property
     def world_size(self) -> int:

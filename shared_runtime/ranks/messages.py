@@ -1,7 +1,8 @@
-"""What an API process and its ranks say to each other, and the private pipe they say it over.
+"""What an API process, the makers of its ranks and the ranks say to each other, and the private pipe they say it over.
 
 Messages are frozen dataclasses, pickled: both ends are one program, and the pipe is a socket pair that only a parent
-and its child ever hold. Nothing that comes from a listening socket passes here.
+and its child ever hold. On a Ray cluster the pipe's bytes travel on over Ray's own channel, between the members of that
+cluster. Nothing that comes from a listening socket of ours passes here.
 """
 
 import pickle
@@ -18,8 +19,6 @@ Lane = Literal["work", "side"]
 """`work` orders run one after the other on the rank's main thread; `side` orders (a push, a count) need not wait."""
 
 LENGTH = struct.Struct("<I")
-LEADER_HOST = "127.0.0.1"
-"""Where ranks of one host meet."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,17 @@ FromRank = Ready | Beat | Report | Done | Failed | Unfit | Hosting
 
 
 @dataclass(frozen=True)
-class ForkRequest:
-    """Fork one rank. Its end of the rank pipe travels beside this as a file descriptor."""
+class Place:
+    """Find a place for every rank of a group, the leader's on this host. Answered by `Placed` or `Unplaced`."""
+
+    specs: tuple[RankSpec, ...]
+    wait_s: float
+    """How long others may take to make room."""
+
+
+@dataclass(frozen=True)
+class MakeRank:
+    """Make one rank. Its end of the rank pipe travels beside this as a file descriptor."""
 
     spec: RankSpec
     settings: object
@@ -130,13 +138,41 @@ class ForkRequest:
 
 
 @dataclass(frozen=True)
-class Imported:
-    """The forker is ready to fork."""
+class KillRank:
+    """End a rank, whatever it is doing. `Exited` says when it is gone."""
+
+    rank: int
+
+
+ToMaker = Place | MakeRank | KillRank
 
 
 @dataclass(frozen=True)
-class Forked:
-    """A rank lives."""
+class Imported:
+    """The maker is ready to make ranks."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Every rank has a place."""
+
+    specs: tuple[RankSpec, ...]
+    """As asked for, with devices and addresses as they are in these places."""
+    nodes: tuple[str, ...]
+    """By rank: the address of its host."""
+
+
+@dataclass(frozen=True)
+class Unplaced:
+    """There is no place for the group."""
+
+    reason: str
+    """What is needed, and what was found."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A rank lives. `pid` is its number on its own host."""
 
     rank: int
     pid: int
@@ -146,11 +182,11 @@ class Forked:
 class Exited:
     """A rank is gone; negative codes are signals."""
 
-    pid: int
+    rank: int
     code: int
 
 
-ForkerNews = Imported | Forked | Exited
+FromMaker = Imported | Placed | Unplaced | Made | Exited
 
 
 def pack(message: object) -> bytes:

@@ -21,7 +21,6 @@ import torch
 from shared_runtime.ranks.comm import RankComm, host_store, join_store
 from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.messages import (
-    LEADER_HOST,
     Beat,
     Cancel,
     Done,
@@ -152,9 +151,9 @@ class Worker:
         if size == 1:
             return
         if self._spec.is_leader:
-            store, port = host_store(LEADER_HOST, size)
+            store, port = host_store(self._spec.host, size)
             self._pipe.send(Hosting(port))
-            self._comm.connect(LEADER_HOST, store)
+            self._comm.connect(self._spec.host, store)
         else:
             meet = self._meeting.get()
             self._comm.connect(meet.host, join_store(meet.host, meet.port, size))

@@ -31,7 +31,7 @@ def check_deployment(deployment: Deployment, *, one_host_numbering: bool = True)
     _check_parallel(diffusion.parallel_config, len(diffusion.devices))
     _check_offload(diffusion)
     _check_precision(encoder, diffusion)
-    if one_host_numbering:
+    if one_host_numbering and deployment.distributed_executor_backend == "mp":
         _check_overlap(encoder, diffusion)
     if deployment.service.internal_token is not None and deployment.service.internal_token_file is not None:
         raise Broken(("service", "internal_token_file"), "stands beside internal_token: give one of them")

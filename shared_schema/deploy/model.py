@@ -317,6 +317,8 @@ class Deployment(Settings):
     trust_remote_code: bool = False
     """Accepted; no remote code is ever run."""
     distributed_executor_backend: Literal["mp", "ray"] = "mp"
+    """mp: all ranks on this host. ray: the leader on this host, the others anywhere in a Ray cluster; Ray chooses the
+    GPUs, and `devices` only says how many ranks there are and whether they need one."""
     connectors: dict[str, Connector] = Field(default={})
     stages: tuple[EncoderStage, DiffusionStage]
     model: ModelSettings = ModelSettings()

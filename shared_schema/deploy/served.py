@@ -31,8 +31,8 @@ def _refusals(deployment: Deployment) -> Iterator[str]:
     encoder, diffusion = deployment.encoder, deployment.diffusion
     if deployment.connector == "NixlConnector":
         yield "NixlConnector is not served yet: let both ends of the edge name a SharedMemoryConnector"
-    if deployment.distributed_executor_backend == "ray":
-        yield "distributed_executor_backend: ray is not served yet: use mp"
+    if deployment.distributed_executor_backend == "ray" and (encoder.share_devices or diffusion.share_devices):
+        yield "share_devices does not go with distributed_executor_backend: ray, which gives each rank its own: use mp"
     for stage in (encoder, diffusion):
         if stage.load_format != "safetensors":
             yield f"stages[{stage.stage_id}].load_format: {stage.load_format} is not served yet: use safetensors"

@@ -32,6 +32,11 @@ class Say:
 
 
 @dataclass(frozen=True)
+class Listens:
+    """Answer with the address at which the leader met the others."""
+
+
+@dataclass(frozen=True)
 class Steps:
     """Pass `count` steps of `seconds` each, reporting every one."""
 
@@ -74,6 +79,8 @@ class PuppetRank:
         match command:
             case Say():
                 return self._spec.name, os.getpid()
+            case Listens():
+                return self._spec.host
             case Steps(count, seconds):
                 for number in range(count):
                     time.sleep(seconds)

@@ -74,7 +74,10 @@ def test_precisions_that_nothing_computes_in_yet_are_refused(overrides: str, mes
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("distributed_executor_backend: ray", "distributed_executor_backend: ray is not served yet"),
+        (
+            "{distributed_executor_backend: ray, stages: [{stage_id: 0, share_devices: true}], base_config: tiny}",
+            "share_devices does not go with distributed_executor_backend: ray",
+        ),
         (
             "{connectors: {n: {name: NixlConnector}}, stages: [{stage_id: 0, output_connectors: {to_stage_1: n}}, "
             "{stage_id: 1, input_connectors: {from_stage_0: n}}], base_config: tiny}",
@@ -82,7 +85,7 @@ def test_precisions_that_nothing_computes_in_yet_are_refused(overrides: str, mes
         ),
     ],
 )
-def test_ray_and_nixl_are_refused(tmp_path: Path, line: str, message: str) -> None:
+def test_nixl_and_devices_shared_under_ray_are_refused(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(line if "base_config" in line else f"base_config: tiny\n{line}\n", encoding="utf-8")
     with pytest.raises(DeployError, match=message):
