@@ -34,11 +34,7 @@ class Denoiser:
 
     @torch.no_grad()
     def run(self, pipeline: Pipeline, state: PipelineState, on_step: OnStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """All steps; the clip's latents, `(1, 24, T, H, W)` and `(2, 32, latents)`, normalised.
-
-        Raises:
-            JobFailed: `numerical_error`, a latent is NaN or infinite.
-        """
+        """All steps; the clip's latents, `(1, 24, T, H, W)` and `(2, 32, latents)`, normalised, equal on every rank."""
         inner = self._loop.get_block_state(state)
         total = len(inner.timesteps)
         for index, timestep in enumerate(inner.timesteps):
@@ -47,11 +43,15 @@ class Denoiser:
             on_step(index + 1, total)
         self._loop.set_block_state(state, inner)
         run_block(self._after, pipeline, state)
-        video, audio = state.get("latents"), state.get("audio_latents")
-        for name, latents in (("video", video), ("audio", audio)):
-            if not torch.isfinite(latents).all():
-                raise JobFailed(f"the {name} latents are not finite", code="numerical_error")
-        return video, audio
+        return state.get("latents"), state.get("audio_latents")
+
+
+def not_finite(video: torch.Tensor, audio: torch.Tensor) -> JobFailed | None:
+    """The `numerical_error` of latents that are NaN or infinite somewhere."""
+    for name, latents in (("video", video), ("audio", audio)):
+        if not torch.isfinite(latents).all():
+            return JobFailed(f"the {name} latents are not finite", code="numerical_error")
+    return None
 
 
 def _finish(latents: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from diffusers.modular_pipelines import ModularPipelineBlocks
 
 from diffusion_service.commands import ClipDone, DiffusionEvent, Generate, Generated, Muxing, StepDone
 from diffusion_service.sampling.decode import Beat, VideoDecoder, decode_sound
-from diffusion_service.sampling.denoise import Denoiser
+from diffusion_service.sampling.denoise import Denoiser, not_finite
 from diffusion_service.sampling.prepare import blocks_of, prepare
 from diffusion_service.sampling.recording import Recording
 from shared_runtime.conditioning.blocks import Pipeline, assemble
@@ -70,6 +70,7 @@ class Generator:
             state = prepare(pipeline, self._prepare[command.task], command, conditions, blocks, keyframes)
         with _timed(timings, "denoise"):
             video, audio = self._denoisers[command.task].run(pipeline, state, lambda done, of: tell(StepDone(done, of)))
+            self._comm.agree(not_finite(video, audio))
         del state
         with Recording(self._comm, command.output, command.height, command.width, command.num_frames) as recording:
             with _timed(timings, "audio_decode"):

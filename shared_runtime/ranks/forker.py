@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from pathlib import Path
 
 from shared_runtime.ranks.messages import Exited, Imported, KillRank, Made, MakeRank, ToMaker
@@ -29,10 +30,15 @@ def main(descriptor: int, entry: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     die_with_parent()
+    # Asked by libraries while they are imported: through the driver's management library it does not begin CUDA, which
+    # no child of a fork could use any more.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     module, _, function = entry.partition(":")
     rank_main = getattr(importlib.import_module(module), function)
     gc.collect()
     gc.freeze()
+    # BLAS libraries have begun threads by now; they restart them in a child by handlers of their own.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     wakeup_reader, wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
