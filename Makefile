@@ -25,12 +25,13 @@ TESTS ?= tests
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help requirements setup demo serve test check
+.PHONY: help requirements setup demo serve test faults check
 help:
 	@echo "make setup   make $(VENV) from constraints.txt"
 	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/"
 	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK=)"
 	@echo "make test    run the tests (TESTS=tests/shared_schema for a part)"
+	@echo "make faults  kill and stop every process of a spread pair in every phase (test does a part of it)"
 	@echo "make check   lint, formatting, types, import contracts, architecture"
 
 requirements:
@@ -72,6 +73,9 @@ serve:
 
 test:
 	$(BIN)/python -m pytest $(TESTS)
+
+faults:
+	FAULT_MATRIX=whole $(BIN)/python -m pytest tests/faults
 
 check:
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from shared_runtime import tiny_tensors as t
 
 Json = Mapping[str, object]
 
-_CONTENT = 2
+_CONTENT = 3
 """Raise it with every change of a byte: cached folders of older contents are then left aside."""
 
 SPECIAL_TOKENS = (
