@@ -20,7 +20,7 @@ DEPLOY ?= $(if $(filter tiny,$(MODEL)),tiny,minimax_h3_disaggregated)
 OVERRIDES ?=
 LORA ?=
 TASK ?=
-TESTS ?= tests
+TESTS ?= tests --ignore=tests/faults
 
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
@@ -31,7 +31,7 @@ help:
 	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/"
 	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK=)"
 	@echo "make test    run the tests (TESTS=tests/shared_schema for a part)"
-	@echo "make faults  kill and stop every process of a spread pair in every phase (test does a part of it)"
+	@echo "make faults  kill and stop every process of a pair in every phase (.ci/run faults: a part of it)"
 	@echo "make check   lint, formatting, types, import contracts, architecture"
 
 requirements:
