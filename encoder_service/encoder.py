@@ -58,7 +58,12 @@ class Encoder:
         async with self._turn:
             if self._draining or not self._group.ready:
                 raise NotReady("the encoder is stopping" if self._draining else "the encoder's ranks are not ready")
-            encoded = await self._group.run(Encode(encoding_id, request, files))
+            try:
+                encoded = await self._group.run(Encode(encoding_id, request, files))
+            except asyncio.CancelledError:
+                # The leader may have been past its last step, and would keep what nobody will push.
+                await self.drop(encoding_id)
+                raise
         assert isinstance(encoded, Encoded)
         self.encoded += 1
         expires_at = self._clock() + self._lease_s
