@@ -70,4 +70,5 @@ def test_what_was_unpacked_outlives_the_landing() -> None:
     payload = pack(made, Layout(Task.REF2VA, 64, 64, 107, (IMAGE,)))
     got = unpack(payload)
     payload.data[:] = bytes(payload.data.nbytes)
+    assert torch.equal(got.prompt_embeds, made.prompt_embeds)
     assert torch.equal(got.visual[0], made.visual[0])
