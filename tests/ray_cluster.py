@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 STORE_BYTES = 80 * 2**20
@@ -56,7 +57,8 @@ def ray_cluster(cpus: tuple[int, int] = (1, 1)) -> Iterator[RayCluster]:
     """Two nodes with so many CPUs; nothing of them is left afterwards, in `/tmp` neither."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets lie in it, and their paths must be short
     command = [sys.executable, "-m", "tests.ray_cluster", folder, *map(str, cpus)]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    Path(folder, "ray").mkdir()  # where Ray notes the cluster's address; the folder of a machine may not be there yet
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
