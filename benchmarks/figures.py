@@ -44,7 +44,7 @@ def provenance(arguments: Sequence[str]) -> dict[str, object]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit or "unknown",
-        "command": " ".join(arguments),
+        "command": " ".join(["python -m", f"benchmarks.{Path(arguments[0]).stem}", *arguments[1:]]),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
