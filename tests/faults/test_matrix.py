@@ -80,6 +80,8 @@ def test_a_process_that_is_struck(spread: Pair, gates: Gates, cases: Path, fault
         strike(spread, fault)
         service = service_of(spread, fault.process)
         processes.wait_until(lambda: not service.ready() or fault.signal == "STOP", 10, "readyz turns")
+        if fault.process == "diffusion-api":
+            spread.wait_ready()
         settled(spread, spread.submit(PICTURES.fields(), PICTURES.parts(cases)))
         return
     with gates.held(fault.phase):
