@@ -38,7 +38,6 @@ class Encoder:
         self._turn = asyncio.Lock()
         self._waiting: dict[str, _Waiting] = {}
         self.instance_id = uuid.uuid4().hex
-        self.encoded = 0
         self._draining = False
 
     @property
@@ -65,7 +64,6 @@ class Encoder:
                 await self.drop(encoding_id)
                 raise
         assert isinstance(encoded, Encoded)
-        self.encoded += 1
         expires_at = self._clock() + self._lease_s
         self._waiting[encoding_id] = _Waiting(expires_at)
         return Encoding(
