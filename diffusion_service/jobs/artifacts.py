@@ -101,11 +101,14 @@ class Artifacts:
         self.drop_part(job_id)
         self.clip(job_id).unlink(missing_ok=True)
 
-    def sweep(self, known: Collection[str]) -> int:
-        """At start: remove uploads, parts, and whatever belongs to no known job. Returns how many were removed."""
+    def sweep(self, known: Collection[str], unfinished: Collection[str]) -> int:
+        """At start: remove uploads, parts, inputs of jobs that are not `unfinished`, and clips of jobs not `known`.
+
+        Returns how many were removed.
+        """
         orphans = [*self._uploads.iterdir(), *self._parts.iterdir()]
-        for folder in (self._inputs, self._clips):
-            orphans += [path for path in folder.iterdir() if path.stem not in known]
+        orphans += [path for path in self._inputs.iterdir() if path.name not in unfinished]
+        orphans += [path for path in self._clips.iterdir() if path.stem not in known]
         for path in orphans:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

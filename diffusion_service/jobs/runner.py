@@ -145,9 +145,10 @@ class JobRunner:
         for job in await self._store.unfinished():
             if job.status == "in_progress":
                 await self._again_or_fail(job, JobFailure(code="worker_died", message="the service stopped"))
-        removed = await asyncio.to_thread(self._artifacts.sweep, await self._store.ids())
+        unfinished = {job.id for job in await self._store.unfinished()}
+        removed = await asyncio.to_thread(self._artifacts.sweep, await self._store.ids(), unfinished)
         if removed:
-            logger.info("removed %d files that belonged to no job", removed)
+            logger.info("removed %d leftovers of jobs that are over", removed)
 
     async def run(self) -> None:
         """Work until cancelled; jobs under way are then put back."""

@@ -40,7 +40,7 @@ def test_a_discarded_upload_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_sweep_removes_what_no_job_owns(tmp_path: Path) -> None:
     artifacts = Artifacts(tmp_path)
-    for job in ("video_1", "video_2"):
+    for job in ("video_1", "video_2", "video_3"):
         upload = artifacts.open_upload()
         upload.file("000").write_bytes(b"x")
         artifacts.claim(upload, job)
@@ -48,8 +48,8 @@ def test_the_sweep_removes_what_no_job_owns(tmp_path: Path) -> None:
         artifacts.publish(job)
         artifacts.part(job).write_bytes(b"x")
     artifacts.open_upload().file("000").write_bytes(b"x")
-    assert artifacts.sweep({"video_1"}) == 5
-    assert files(tmp_path) == {"inputs/video_1/000", "clips/video_1.mp4"}
+    assert artifacts.sweep({"video_1", "video_3"}, {"video_1"}) == 7
+    assert files(tmp_path) == {"inputs/video_1/000", "clips/video_1.mp4", "clips/video_3.mp4"}
     artifacts.close()
 
 

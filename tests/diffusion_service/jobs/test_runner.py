@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffusion_service.encoder_client import EncoderAway
+from diffusion_service.jobs.job import JobFailure
 from shared_schema.errors import (
     ChecksumMismatch,
     InvalidRequest,
@@ -249,6 +250,16 @@ def test_after_a_crash_running_jobs_begin_again_once_and_stray_files_go(tmp_path
         assert failed.error is not None
         assert (failed.status, failed.error.code) == ("failed", "worker_died")
         assert (await stage.job(queued)).status == "queued"
+
+    play(tmp_path, scenario, running=False)
+
+
+def test_a_start_removes_inputs_that_a_killed_service_had_no_time_to_remove(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        job, waiting = await stage.add(), await stage.add()
+        await stage.store.change(job, lambda each: each.start(1.0).fail(JobFailure(code="timeout", message=""), 1.0, 9))
+        await stage.runner.recover()
+        assert [path.parent.name for path in stage.files()] == [waiting]
 
     play(tmp_path, scenario, running=False)
 
