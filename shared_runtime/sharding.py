@@ -35,17 +35,27 @@ ShardPlan = Mapping[str, Cut]
 
 
 class RowParallelLinear(nn.Linear):
-    """A linear over this rank's part of the input; the ranks' partial outputs are summed."""
+    """A linear over this rank's part of the input; the ranks' partial outputs are summed.
+
+    Parts and sum are FP32 whatever the weights are, and rounded once at the end, as one rank's own product is: in BF16
+    parts that are rounded before the sum add an error of the size that BF16 has anyway.
+    """
 
     group: dist.ProcessGroup
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(..., in / size)` to `(..., out)`, equal on every rank."""
-        partial = nn.functional.linear(input, self.weight)
-        # Gloo sums in the tensor's own type; in BF16 that would round once a rank.
-        summed = partial.float() if partial.device.type == "cpu" else partial
+        summed = _float_product(input, self.weight)
         dist.all_reduce(summed, group=self.group)
-        return summed.to(partial.dtype)
+        return summed.to(input.dtype)
+
+
+def _float_product(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`input @ weight.T` in FP32, which is how it is accumulated: on a GPU without a copy of the weight."""
+    if input.device.type == "cuda" and input.dtype is not torch.float32:
+        rows = input.reshape(-1, input.shape[-1])
+        return torch.mm(rows, weight.t(), out_dtype=torch.float32).view(*input.shape[:-1], -1)
+    return nn.functional.linear(input.float(), weight.float())
 
 
 class GatheredLinear(nn.Linear):
