@@ -14,7 +14,7 @@ from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
 from shared_runtime.stored import MEDIA_ENCODERS
-from shared_schema.deploy.model import ServiceSettings
+from shared_schema.deploy.service import ServiceSettings
 from shared_schema.deploy.settings import EncoderSettings
 from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
 

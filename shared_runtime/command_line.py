@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from shared_runtime.gpus import Gpu
 from shared_schema.deploy.load import OwnDevices, load_deployment
-from shared_schema.deploy.model import Deployment, ServiceSettings, Stage
+from shared_schema.deploy.model import Deployment, Stage
+from shared_schema.deploy.service import ServiceSettings
 from shared_schema.deploy.settings import LogLevel
 from shared_schema.errors import DeployError
 

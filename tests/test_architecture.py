@@ -304,14 +304,14 @@ def defaults(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_every_deploy_key_is_declared_once_and_its_default_never_repeated() -> None:
-    model = ROOT / "shared_schema" / "deploy" / "model.py"
-    declared = Counter(declared_keys(model))
+    models = [ROOT / "shared_schema" / "deploy" / name for name in ("model.py", "service.py")]
+    declared = Counter(key for model in models for key in declared_keys(model))
     assert not [key for key, count in declared.items() if count > 1]
     keys = {key for owner, key in declared if owner in ("ServiceSettings", "SamplingDefaults", "DiffusionStage")}
     repeated = [
         f"{name_of(path)}:{line} {name}"
         for path in sources()
-        if path != model
+        if path not in models
         for line, name in defaults(path)
         if name in keys
     ]

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from shared_schema.deploy import model as vocabulary
+from shared_schema.deploy import model, service
 from shared_schema.deploy.checks import Broken, check_deployment
 from shared_schema.deploy.layers import file_layers, override_layer, wrong
 from shared_schema.deploy.merge import Layer, blame, merge_all
@@ -170,8 +170,9 @@ def _stage_one_only() -> set[str]:
 
 
 def _all_keys() -> set[str]:
-    models = [m for m in vars(vocabulary).values() if isinstance(m, type) and issubclass(m, BaseModel)]
-    return {key for model in models for key in model.model_fields}
+    named = [*vars(model).values(), *vars(service).values()]
+    models = [m for m in named if isinstance(m, type) and issubclass(m, BaseModel)]
+    return {key for block in models for key in block.model_fields}
 
 
 def resolved_text(deployment: Deployment, *, as_json: bool) -> str:

@@ -1,16 +1,16 @@
 """Every key of a deploy file, declared once, with its default: what `show-config` prints. Pure.
 
-The vocabulary is vLLM-Omni's, so that files which people have today load unchanged; `model:` and `service:` are ours.
-What spans several keys is in `checks.py`, what this version cannot do yet in `served.py`.
+The vocabulary is vLLM-Omni's, so that files which people have today load unchanged; `model:` and `service:` (in
+`service.py`) are ours. What spans several keys is in `checks.py`, what this version cannot do yet in `served.py`.
 """
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import Field, PositiveFloat, PositiveInt
 
+from shared_schema.deploy.service import ServiceSettings
 from shared_schema.deploy.values import CPU, Devices, Settings, only
-from shared_schema.tasks import MAX_SIGMA_POINTS, MIN_SIGMA_POINTS, MediaCaps
+from shared_schema.tasks import MAX_SIGMA_POINTS, MIN_SIGMA_POINTS
 
 LoadFormat = Literal["safetensors", "dummy"]
 Precision = Literal["fp16", "tf32", "fp32"]
@@ -278,35 +278,6 @@ class ModelSettings(Settings):
 
     revision: str | None = None
     """Branch, tag or commit on the hub. None: the hub's main branch."""
-
-
-class ServiceSettings(Settings):
-    """What a service does around its rank group. Times in seconds, sizes in bytes, unless the name says otherwise."""
-
-    queue_limit: PositiveInt = 1000
-    """Queued jobs; the next POST is a 429."""
-    sync_timeout_s: PositiveFloat = 600
-    retention_hours: PositiveFloat = 168
-    drain_s: PositiveFloat = 30
-    """From TERM to exit, for what is running."""
-    accept_when_not_ready: bool = True
-    """Whether POST queues while encoder or ranks are away."""
-    media_caps: MediaCaps = MediaCaps()
-    slab_folder: Path = Path("/dev/shm/minimax-h3")
-    slab_bytes: PositiveInt = 2 * 2**30
-    lease_s: PositiveFloat = 60
-    """How long a landing, and an encoding that waits for its push, stay without renewal."""
-    encode_timeout_s: PositiveFloat = 600
-    stuck_s: PositiveFloat = 60
-    """A rank that lives and has not worked for this long is stuck."""
-    dead_s: PositiveFloat = 10
-    """A rank that is gone is found within this time."""
-    load_s: PositiveFloat = 1800
-    """Loading, compile and warm-up of a rank group."""
-    internal_token: SecretStr | None = None
-    """Shared by both services; needed to listen on another address than loopback."""
-    internal_token_file: Path | None = None
-    """Instead of `internal_token`: a file that holds it."""
 
 
 class Deployment(Settings):
