@@ -5,6 +5,8 @@
     parts/<job id>.mp4       a clip that is being written
     clips/<job id>.mp4       a clip that can be read
 
+A job with several outputs has one file for each: the first as above, the others <job id>_<index>.mp4.
+
 Everything moves by rename inside one file system, so a file is whole where it is found.
 """
 
@@ -79,27 +81,32 @@ class Artifacts:
         """Remove a job's inputs, if it has some."""
         shutil.rmtree(self._inputs / job_id, ignore_errors=True)
 
-    def part(self, job_id: str) -> Path:
+    def part(self, job_id: str, index: int = 0) -> Path:
         """Where a job's clip is written."""
-        return self._parts / f"{job_id}.mp4"
+        return self._parts / _name(job_id, index)
 
-    def clip(self, job_id: str) -> Path:
+    def clip(self, job_id: str, index: int = 0) -> Path:
         """Where a job's clip is read."""
-        return self._clips / f"{job_id}.mp4"
+        return self._clips / _name(job_id, index)
 
-    def publish(self, job_id: str) -> None:
-        """The part is whole: it becomes the clip."""
-        self.part(job_id).rename(self.clip(job_id))
+    def publish(self, job_id: str, count: int = 1) -> None:
+        """All `count` parts are whole: they become the clips."""
+        for index in range(count):
+            self.part(job_id, index).rename(self.clip(job_id, index))
 
     def drop_part(self, job_id: str) -> None:
-        """Remove a half-written clip, if there is one."""
-        self.part(job_id).unlink(missing_ok=True)
+        """Remove half-written clips, if there are some."""
+        _drop(self._parts, job_id)
+
+    def drop_clips(self, job_id: str) -> None:
+        """Remove clips that were published, if there are some."""
+        _drop(self._clips, job_id)
 
     def remove(self, job_id: str) -> None:
         """Remove everything that belongs to a job."""
         self.drop_inputs(job_id)
         self.drop_part(job_id)
-        self.clip(job_id).unlink(missing_ok=True)
+        self.drop_clips(job_id)
 
     def sweep(self, known: Collection[str], unfinished: Collection[str]) -> int:
         """At start: remove uploads, parts, inputs of jobs that are not `unfinished`, and clips of jobs not `known`.
@@ -108,7 +115,7 @@ class Artifacts:
         """
         orphans = [*self._uploads.iterdir(), *self._parts.iterdir()]
         orphans += [path for path in self._inputs.iterdir() if path.name not in unfinished]
-        orphans += [path for path in self._clips.iterdir() if path.stem not in known]
+        orphans += [path for path in self._clips.iterdir() if _job_of(path) not in known]
         for path in orphans:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -125,3 +132,17 @@ class Artifacts:
         probe = self._uploads / f".check-{secrets.token_hex(8)}"
         probe.write_bytes(b"\0")
         probe.unlink()
+
+
+def _name(job_id: str, index: int) -> str:
+    return f"{job_id}.mp4" if index == 0 else f"{job_id}_{index}.mp4"
+
+
+def _job_of(clip: Path) -> str:
+    """`video_<32 hex>` of `video_<32 hex>_3.mp4`."""
+    return "_".join(clip.stem.split("_")[:2])
+
+
+def _drop(folder: Path, job_id: str) -> None:
+    for path in (folder / _name(job_id, 0), *folder.glob(f"{job_id}_*.mp4")):
+        path.unlink(missing_ok=True)

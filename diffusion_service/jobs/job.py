@@ -67,6 +67,8 @@ class VideoPlan(Stored):
     flow_shift: float
     audio_flow_shift: float
     seed: int
+    """Of output 0; output i has `seed + i`."""
+    num_outputs: int = 1
     keyframes: tuple[Literal[0, -1], ...] = ()
     references: tuple[PlannedReference, ...] = ()
     encoder_output: str | None = None
@@ -231,6 +233,7 @@ class Job(Stored):
             error=_public_error(self.error),
             references=self.references,
             attempt=self.attempt,
+            num_outputs=plan.num_outputs,
             stage_durations=self.stage_durations,
             metrics=result.metrics if result and plan.return_stage_metrics else {},
             inference_time_s=_between(self.started_at, self.completed_at) if self.status == "completed" else None,

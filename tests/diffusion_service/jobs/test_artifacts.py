@@ -75,3 +75,18 @@ def test_the_check_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="uploads"):
         artifacts.check()
     artifacts.close()
+
+
+def test_every_output_of_a_job_has_its_file_and_goes_with_it(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path)
+    for job in ("video_1", "video_12"):
+        for index in range(3):
+            artifacts.part(job, index).write_bytes(b"clip")
+    artifacts.drop_part("video_12")
+    artifacts.publish("video_1", 3)
+    assert files(tmp_path) == {"clips/video_1.mp4", "clips/video_1_1.mp4", "clips/video_1_2.mp4"}
+    assert artifacts.sweep({"video_1"}, ()) == 0
+    artifacts.drop_clips("video_12")
+    assert len(files(tmp_path)) == 3
+    assert artifacts.sweep({"video_12"}, ()) == 3
+    artifacts.close()
