@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from diffusion_service.api import errors
 from diffusion_service.api.deps import ApiDeps
+from diffusion_service.api.health import overall
 from diffusion_service.api.limits import BodyCaps, RequestDefaults, ServerLimits
 from diffusion_service.api.router import build_router
 from diffusion_service.commands import DiffusionFacts, DiffusionRankSettings
@@ -25,10 +26,12 @@ from diffusion_service.jobs.store import SqlJobStore
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
+from shared_runtime.metrics import new_registry
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
 from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
+from shared_runtime.transport.accounts import SlabCollector, TransportAccounts
 from shared_runtime.transport.header import HEADER_BYTES
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.sizing import largest_payload
@@ -99,15 +102,18 @@ async def _serve(
     )
     link = EncoderLink(client, slab, _expected(settings, gpus, checkpoint), service.lease_s)
     sender = ShmSender(service.slab_folder)
+    health = ServiceHealth(engine, link)
+    registry = new_registry("diffusion", lambda: overall(health))
+    accounts = TransportAccounts(registry)
+    registry.register(SlabCollector("shm", lambda: slab.stats))
     store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}")
     limits = _limits(settings, checkpoint, tasks)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim)
-    handover = Handover(link, slab, sender, artifacts, service.lease_s, rules)
+    handover = Handover(link, slab, sender, artifacts, service.lease_s, rules, accounts)
     runner = JobRunner(store, artifacts, handover, engine, retention_s=limits.retention_s)
-    health = ServiceHealth(engine, link)
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
     count_tokens = _token_counter(client, link)
-    deps = ApiDeps(store, artifacts, runner, limits, health, count_tokens, time.time, model_info=info)
+    deps = ApiDeps(store, artifacts, runner, limits, health, count_tokens, time.time, info, registry)
 
     async def ready() -> None:
         facts = group.facts

@@ -11,10 +11,11 @@ from diffusion_service.commands import MediaFiles
 from diffusion_service.encoder_link import EncoderLink
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import Job, VideoPlan
+from shared_runtime.transport.accounts import TransportAccounts
 from shared_runtime.transport.base import Receiver, Sender
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.inline import from_safetensors
-from shared_schema.encode import EncodeRequest, Encoding, ReferenceInput, ShmLanding, UsedReference
+from shared_schema.encode import EncodeRequest, Encoding, PushReceipt, ReferenceInput, ShmLanding, UsedReference
 from shared_schema.encoder_output import TEXT, EncoderOutput, Manifest
 from shared_schema.errors import (
     H3Error,
@@ -64,6 +65,7 @@ class Handover:
         artifacts: Artifacts,
         lease_s: float,
         rules: PayloadRules,
+        accounts: TransportAccounts,
     ) -> None:
         self._link = link
         self._receiver = receiver
@@ -71,6 +73,7 @@ class Handover:
         self._artifacts = artifacts
         self._lease_s = lease_s
         self._rules = rules
+        self._accounts = accounts
 
     async def until_ready(self, job: Job) -> None:
         """Wait until this job can be encoded; one that brought its payload needs no encoder."""
@@ -104,7 +107,7 @@ class Handover:
             raise
         async with self._released_on_error(landing):
             receipt = await self._link.client.push(encoding, landing)
-            await self._prove(landing, encoding.manifest, receipt.checksum)
+            await self._prove(landing, encoding.manifest, receipt)
         durations = {
             **{f"encode_{name}": round(seconds, 6) for name, seconds in encoding.timings.items()},
             "encode": round(encoded - start, 6),
@@ -132,33 +135,42 @@ class Handover:
         landing = await self._room(payload.manifest.nbytes, job.request_id, None)
         async with self._released_on_error(landing):
             receipt = await asyncio.to_thread(self._own_sender.push, landing, payload)
-            await self._prove(landing, payload.manifest, receipt.checksum)
+            await self._prove(landing, payload.manifest, receipt)
         return Landed(landing, payload.manifest, (), {"transfer": round(time.perf_counter() - start, 6)})
 
     @contextlib.asynccontextmanager
     async def _released_on_error(self, landing: ShmLanding):  # type: ignore[no-untyped-def]
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._receiver.release(landing)
+            if isinstance(error, H3Error):
+                self._accounts.failed(landing.kind, error.code)
             raise
 
     async def _room(self, nbytes: int, request_id: str, encoding: Encoding | None) -> ShmLanding:
         """A landing; while the slab is full the push waits, and the encoding's lease is renewed."""
-        renewed = time.monotonic()
+        begun = renewed = time.monotonic()
+        waited = False
         while True:
             try:
-                return self._receiver.reserve(nbytes, request_id, self._lease_s, time.time())
+                landing = self._receiver.reserve(nbytes, request_id, self._lease_s, time.time())
             except SlabFull:
+                waited = True
                 await asyncio.sleep(FULL_PAUSE_S)
+            else:
+                if waited:
+                    self._accounts.waited(landing.kind, time.monotonic() - begun)
+                return landing
             if encoding is not None and time.monotonic() - renewed > self._lease_s / 3:
                 await self._link.client.renew(encoding)
                 renewed = time.monotonic()
 
-    async def _prove(self, landing: ShmLanding, manifest: Manifest, checksum: str) -> None:
+    async def _prove(self, landing: ShmLanding, manifest: Manifest, receipt: PushReceipt) -> None:
         """Generation and checksum, then the payload's own rules; the bytes are read in a worker thread."""
-        await asyncio.to_thread(self._receiver.verify, landing, checksum)
+        await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)
         EncoderOutput(manifest=manifest, data=self._receiver.view(landing))
+        self._accounts.pushed(landing.kind, receipt.bytes, receipt.seconds)
 
     def _files(self, job: Job) -> tuple[Path, ...]:
         return tuple(self._artifacts.input(job.id, each.file) for each in job.plan.references)

@@ -5,15 +5,17 @@ import logging
 import socket
 
 from encoder_service.commands import EncoderFacts, EncoderRankSettings
-from encoder_service.encoder import Encoder
-from encoder_service.routes import EncoderDeps, build_app
+from encoder_service.encoder import Encoder, WaitingCollector
+from encoder_service.routes import EncoderDeps, build_app, health_of
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
+from shared_runtime.metrics import new_registry
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
 from shared_runtime.stored import MEDIA_ENCODERS
+from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.deploy.service import ServiceSettings
 from shared_schema.deploy.settings import EncoderSettings
 from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
@@ -59,8 +61,11 @@ async def _serve(
         settings.deployment.distributed_executor_backend,
     )
     url = settings.advertise_url or url_of(listener)
-    encoder = Encoder(group, endpoint=url, lease_s=service.lease_s)
-    deps = EncoderDeps(encoder, group, _identity(settings, gpus, checkpoint, encoder), settings.shared_token)
+    registry = new_registry("encoder", lambda: health_of(group))
+    encoder = Encoder(group, endpoint=url, lease_s=service.lease_s, accounts=TransportAccounts(registry))
+    registry.register(WaitingCollector(encoder))
+    identity = _identity(settings, gpus, checkpoint, encoder)
+    deps = EncoderDeps(encoder, group, identity, settings.shared_token, registry)
     sweeping = asyncio.create_task(encoder.sweep())
 
     async def ready() -> None:

@@ -8,14 +8,18 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
 from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed, Tidy
 from shared_runtime.ranks.group import RankGroup
+from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import EncodeRequest, Encoding, Landing
-from shared_schema.errors import LeaseExpired, NotReady, RankDied
+from shared_schema.errors import H3Error, LeaseExpired, NotReady, RankDied
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +34,19 @@ class _Waiting:
 class Encoder:
     """The encode queue of one service."""
 
-    def __init__(self, group: RankGroup, *, endpoint: str, lease_s: float, clock: Callable[[], float] = time.time):
+    def __init__(
+        self,
+        group: RankGroup,
+        *,
+        endpoint: str,
+        lease_s: float,
+        accounts: TransportAccounts,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._group = group
         self._endpoint = endpoint
         self._lease_s = lease_s
+        self._accounts = accounts
         self._clock = clock
         self._turn = asyncio.Lock()
         self._waiting: dict[str, _Waiting] = {}
@@ -83,7 +96,12 @@ class Encoder:
             TransportError, PayloadError: the landing is not what it says.
         """
         self._live(encoding_id)
-        pushed = await self._side(Push(encoding_id, landing))
+        try:
+            pushed = await self._side(Push(encoding_id, landing))
+        except H3Error as error:
+            self._accounts.failed(landing.kind, error.code)
+            raise
+        self._accounts.pushed(landing.kind, pushed.receipt.bytes, pushed.receipt.seconds)
         self._waiting.pop(encoding_id, None)
         return pushed
 
@@ -147,3 +165,14 @@ class Encoder:
                 await self.drop(encoding_id)
             with contextlib.suppress(RankDied):
                 await self._group.run(Tidy(), lane="side")
+
+
+class WaitingCollector(Collector):
+    """How many encodings wait for their push."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """One gauge."""
+        yield GaugeMetricFamily("h3_encodings_waiting", "Finished and not pushed yet.", self._encoder.waiting)

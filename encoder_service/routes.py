@@ -11,11 +11,13 @@ from typing import cast
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import UploadFile
 
 from encoder_service.commands import Pushed
 from encoder_service.encoder import Encoder
+from shared_runtime.metrics import CONTENT_TYPE, exposition
 from shared_runtime.ranks.group import RankGroup
 from shared_schema.encode import (
     READ_VERSIONS,
@@ -50,6 +52,8 @@ class EncoderDeps:
     group: RankGroup
     identity: EncoderIdentity
     token: str | None
+    registry: CollectorRegistry
+    """What `/metrics` shows."""
 
 
 def build_app(deps: EncoderDeps) -> FastAPI:
@@ -91,16 +95,25 @@ def _health_routes(deps: EncoderDeps) -> APIRouter:
     @routes.get("/readyz")
     @routes.get("/health")
     async def readyz(response: Response) -> Health:
-        healthy = deps.group.ready
-        response.status_code = 200 if healthy else 503
-        return Health(
-            status="healthy" if healthy else "unhealthy",
-            reason=None if healthy else "the encoder's ranks are not ready",
-            ranks=deps.group.health(),
-            restarts=deps.group.restarts,
-        )
+        report = health_of(deps.group)
+        response.status_code = 200 if report.status == "healthy" else 503
+        return report
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(exposition(deps.registry), media_type=CONTENT_TYPE)
 
     return routes
+
+
+def health_of(group: RankGroup) -> Health:
+    """Healthy once the ranks are ready."""
+    return Health(
+        status="healthy" if group.ready else "unhealthy",
+        reason=None if group.ready else "the encoder's ranks are not ready",
+        ranks=group.health(),
+        restarts=group.restarts,
+    )
 
 
 def _encoding_routes(deps: EncoderDeps) -> APIRouter:

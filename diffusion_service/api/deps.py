@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from prometheus_client import CollectorRegistry
+
 from diffusion_service.api.limits import ServerLimits
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import Job
@@ -64,3 +66,5 @@ class ApiDeps:
     """Unix time."""
     model_info: Mapping[str, object] = field(default_factory=dict)
     """What `/v1/models` says besides the name: the effective layout and load format."""
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    """What `/metrics` shows."""

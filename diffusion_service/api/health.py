@@ -7,7 +7,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from diffusion_service.api.deps import ApiDeps
+from diffusion_service.api.deps import ApiDeps, HealthSource
 from shared_schema.health import Health
 
 _LOG = logging.getLogger(__name__)
@@ -25,12 +25,12 @@ def health_router(deps: ApiDeps) -> APIRouter:
     @router.get("/readyz", response_model=Health)
     async def ready() -> Response:
         """Weights, ranks and the way from an encoder are ready; else 503 with the reasons."""
-        return _answer(_overall(deps))
+        return _answer(overall(deps.health))
 
     @router.get("/health", response_model=Health)
     async def health() -> Response:
         """The same in vLLM-Omni's form."""
-        return _answer(_overall(deps))
+        return _answer(overall(deps.health))
 
     @router.get("/readyz/api", response_model=Health)
     async def api_ready() -> Response:
@@ -45,9 +45,10 @@ def _answer(report: Health) -> Response:
     return JSONResponse(report.model_dump(mode="json"), status_code=status)
 
 
-def _overall(deps: ApiDeps) -> Health:
-    report = deps.health.report()
-    if not deps.health.draining:
+def overall(health: HealthSource) -> Health:
+    """What `/readyz` says: a service that drains is not ready."""
+    report = health.report()
+    if not health.draining:
         return report
     reasons = "; ".join(reason for reason in ("draining", report.reason) if reason)
     return report.model_copy(update={"status": "unhealthy", "reason": reasons})

@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared_schema.errors import DeployError, TransportError
@@ -30,6 +30,8 @@ class SlabFile:
 
     path: Path
     fd: int
+    swept: int = 0
+    """Slabs of dead owners that were removed on the way."""
 
 
 def create_slab_file(folder: Path, size: int, owner: str) -> SlabFile:
@@ -42,9 +44,9 @@ def create_slab_file(folder: Path, size: int, owner: str) -> SlabFile:
         raise DeployError(f"slab owner {owner!r} is not 1 to 64 letters, digits, '-' or '_'")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sweep(folder)
+        swept = len(sweep(folder))
         _check_room(folder, size)
-        slab = _create_locked(folder, owner)
+        slab = replace(_create_locked(folder, owner), swept=swept)
     except OSError as error:
         raise DeployError(_folder_message(folder, error)) from error
     try:

@@ -52,6 +52,8 @@ class SlabStats:
     """Lapsed or released, but a sender still holds the claim."""
     reserved_total: int
     lapsed_total: int
+    swept_total: int
+    """Slabs of dead owners that were removed when this one was made."""
 
 
 class _Phase(Enum):
@@ -73,6 +75,7 @@ class Slab:
         self.path = file.path
         self.size = size
         self._fd = file.fd
+        self._swept = file.swept
         # Populating touches every page once: no request pays page faults later.
         self._map = mmap.mmap(file.fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._view = memoryview(self._map)
@@ -273,6 +276,7 @@ class Slab:
                 quarantined=quarantined,
                 reserved_total=self._generation,
                 lapsed_total=self._lapsed,
+                swept_total=self._swept,
             )
 
     def close(self) -> None:

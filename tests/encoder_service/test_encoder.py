@@ -5,9 +5,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed
 from encoder_service.encoder import Encoder
+from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import EncodeRequest, InlineLanding, PushReceipt
 from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL, Manifest
 from shared_schema.errors import LeaseExpired, NotReady, RankDied
@@ -72,7 +74,9 @@ class Clock:
 def play(scenario: Callable[[Encoder, HeldGroup, Clock], Awaitable[None]]) -> None:
     async def main() -> None:
         group, clock = HeldGroup(), Clock()
-        await scenario(Encoder(group, endpoint="http://e", lease_s=LEASE_S, clock=clock), group, clock)
+        accounts = TransportAccounts(CollectorRegistry())
+        encoder = Encoder(group, endpoint="http://e", lease_s=LEASE_S, accounts=accounts, clock=clock)
+        await scenario(encoder, group, clock)
 
     asyncio.run(main())
 
@@ -128,7 +132,8 @@ def test_the_sweep_drops_what_has_lapsed_and_nothing_else() -> None:
     # case 46
     async def main() -> None:
         group, clock = HeldGroup(), Clock()
-        encoder = Encoder(group, endpoint="http://e", lease_s=0.04, clock=clock)
+        accounts = TransportAccounts(CollectorRegistry())
+        encoder = Encoder(group, endpoint="http://e", lease_s=0.04, accounts=accounts, clock=clock)
         group.gate.set()
         old = await encoder.encode(REQUEST, ())
         clock.now += 1

@@ -18,6 +18,14 @@ def test_health_follows_its_source(tmp_path: Path) -> None:  # case 41
     serve(tmp_path, body)
 
 
+def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        answer = await served.client.get("/metrics")
+        assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, "text/plain")
+
+    serve(tmp_path, body)
+
+
 def test_a_service_that_ends_is_not_ready(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         served.health.draining = True
