@@ -112,6 +112,30 @@ class VideoList(PublicShape):
     has_more: bool
 
 
+EventType = Literal[
+    "video.queued", "video.in_progress", "video.completed", "video.failed", "video.cancelled", "video.deleted"
+]
+
+
+class VideoEvent(PublicShape):
+    """One change of a job, as its event stream tells it."""
+
+    type: EventType
+    video_id: str
+    status: VideoStatus | None = None
+    """None where the job is gone."""
+    phase: Phase | None = None
+    """None once the job has ended."""
+    progress: int | None = None
+    at: float | None = None
+    """Unix seconds."""
+
+    @property
+    def final(self) -> bool:
+        """Whether no other event follows."""
+        return self.type not in ("video.queued", "video.in_progress")
+
+
 class VideoDeleted(PublicShape):
     """The answer of DELETE."""
 
