@@ -7,13 +7,7 @@ known values. What every name means is in README.md, *Metrics*.
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from prometheus_client import (
-    CollectorRegistry,
-    GCCollector,
-    PlatformCollector,
-    ProcessCollector,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -29,7 +23,6 @@ _STATES: tuple[RankState, ...] = ("starting", "ready", "busy", "stuck", "dead")
 
 def new_registry(service: Service, health: Callable[[], Health]) -> CollectorRegistry:
     """A registry that shows the process, which service it is, and `health`, looked at when somebody asks."""
-    disable_created_metrics()  # a second gauge for every counter, with the time at which it was made
     registry = CollectorRegistry()
     for standard in (ProcessCollector, PlatformCollector, GCCollector):
         standard(registry=registry)
