@@ -19,6 +19,9 @@
     |  `- ChecksumMismatch, LeaseExpired
     |- TransportError        a landing could not be reserved or written
     |  `- SlabFull             no room now: the push waits
+    |- OutboundError         a URL of the caller's could not be used
+    |  |- OutboundRefused      this server does not dial it: scheme, host or address
+    |  `- OutboundFailed       nobody answered there, or not in time, or not as it should
     |- RankError             a rank group could not do its work
     |  |- RankDied             a rank left, was stopped, or hung past its limit
     |  |- RankFailed           a command raised; `code` is one of `JobErrorCode`
@@ -290,6 +293,22 @@ class SlabFull(TransportError):
     """The slab has no room for this payload now."""
 
     default_code = "slab_full"
+
+
+class OutboundError(H3Error):
+    """A URL of the caller's could not be used. Who dials says what that means for the caller."""
+
+
+class OutboundRefused(OutboundError):
+    """This server does not dial it."""
+
+    default_code = "outbound_refused"
+
+
+class OutboundFailed(OutboundError):
+    """Nobody answered there, or not in time, or not as it should."""
+
+    default_code = "outbound_failed"
 
 
 class RankError(H3Error):

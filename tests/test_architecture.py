@@ -47,7 +47,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "nixl": ("shared_runtime.transport.nixl",),
     "ray": ("shared_runtime.ranks.placer",),
     "av": ("shared_runtime.media", "diffusion_service.mux"),
-    "httpx": ("diffusion_service.encoder_client", "video_client"),
+    "httpx": ("diffusion_service.encoder_client", "diffusion_service.outbound", "video_client"),
 }
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 BROAD_EXCEPTS = {

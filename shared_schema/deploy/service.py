@@ -1,11 +1,40 @@
 """The `service:` block of a deploy file, each key declared once, with its default. Pure."""
 
+import re
 from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import PositiveFloat, PositiveInt, SecretStr
+from pydantic import BeforeValidator, PositiveFloat, PositiveInt, SecretStr, model_validator
 
 from shared_schema.deploy.values import Settings
 from shared_schema.tasks import MediaCaps
+
+_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+_IPV6 = re.compile(r"[0-9a-f:.]*:[0-9a-f:.]*")
+
+
+class AllowedHost(Settings):
+    """A host that this service may dial. In a file also the name alone."""
+
+    host: str
+    """A name, an address, or `*.name` for every name under it; lower case, without scheme and port."""
+    private: bool = False
+    """Whether it may be of an inner network. Link-local addresses never are dialled."""
+
+    @model_validator(mode="after")
+    def _is_a_host(self) -> Self:
+        if not (_NAME.fullmatch(self.host) or _IPV6.fullmatch(self.host)):
+            raise ValueError("a host is a name or an address in lower case, without scheme and port")
+        if self.private and self.host.startswith("*"):
+            raise ValueError("a private host is named in full")
+        return self
+
+    def covers(self, name: str) -> bool:
+        """Whether a host of that name (lower case) is meant."""
+        return name.endswith(self.host[1:]) if self.host.startswith("*") else name == self.host
+
+
+Host = Annotated[AllowedHost, BeforeValidator(lambda given: {"host": given} if isinstance(given, str) else given)]
 
 
 class ServiceSettings(Settings):
@@ -20,6 +49,10 @@ class ServiceSettings(Settings):
     accept_when_not_ready: bool = True
     """Whether POST queues while encoder or ranks are away."""
     media_caps: MediaCaps = MediaCaps()
+    media_hosts: tuple[Host, ...] = ()
+    """Whence media may come by URL; none: media by URL is off."""
+    media_fetch_s: PositiveFloat = 30
+    """For all media of a request together, redirects included."""
     slab_folder: Path = Path("/dev/shm/minimax-h3")
     slab_bytes: PositiveInt = 2 * 2**30
     lease_s: PositiveFloat = 60

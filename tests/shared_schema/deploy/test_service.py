@@ -1,0 +1,46 @@
+"""The `service:` block as people write it."""
+
+from pathlib import Path
+
+import pytest
+
+from shared_schema.deploy.load import load_deployment
+from shared_schema.deploy.service import AllowedHost, ServiceSettings
+from shared_schema.errors import DeployError
+
+
+def service(tmp_path: Path, text: str) -> ServiceSettings:
+    """The block of a file that says `text` in it."""
+    file = tmp_path / "deploy.yaml"
+    file.write_text(f"base_config: tiny\nservice:\n  {text}\n")
+    return load_deployment(str(file)).service
+
+
+def test_hosts_are_names_or_names_with_a_flag(tmp_path: Path) -> None:
+    given = service(tmp_path, 'media_hosts: [cdn.test, "*.media.test", {host: 127.0.0.1, private: true}, "::1"]')
+    assert given.media_hosts == (
+        AllowedHost(host="cdn.test"),
+        AllowedHost(host="*.media.test"),
+        AllowedHost(host="127.0.0.1", private=True),
+        AllowedHost(host="::1"),
+    )
+
+
+@pytest.mark.parametrize("host", ['"*"', "http://a.test", "a.test:80", "A.test", "{host: '*.a.test', private: true}"])
+def test_what_is_no_host_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(DeployError, match="media_hosts"):
+        service(tmp_path, f"media_hosts: [{host}]")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "covered"),
+    [
+        ("a.test", "a.test", True),
+        ("a.test", "b.a.test", False),
+        ("*.a.test", "b.a.test", True),
+        ("*.a.test", "a.test", False),
+        ("*.a.test", "ba.test", False),
+    ],
+)
+def test_a_star_stands_for_every_name_under_it(pattern: str, name: str, covered: bool) -> None:
+    assert AllowedHost(host=pattern).covers(name) is covered
