@@ -42,8 +42,17 @@ class MediaFiles:
 
 
 @dataclass(frozen=True)
+class OutputTarget:
+    """One clip of a job."""
+
+    seed: int
+    path: Path
+    """Where the leader writes the MP4."""
+
+
+@dataclass(frozen=True)
 class Generate:
-    """Make one clip from a payload that lies verified in its landing."""
+    """Make a job's clips, one after the other, from a payload that lies verified in its landing."""
 
     landing: ShmLanding
     manifest: Manifest
@@ -54,9 +63,7 @@ class Generate:
     num_inference_steps: int
     flow_shift: float
     audio_flow_shift: float
-    seed: int
-    output: Path
-    """Where the leader writes the MP4."""
+    outputs: tuple[OutputTarget, ...]
     media: MediaFiles | None = None
     """None: the payload holds all conditions."""
 
@@ -72,6 +79,8 @@ class StepDone:
 
     done: int
     of: int
+    output: int = 0
+    """Of which clip; they are made in order."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +89,14 @@ class ClipDone:
 
     done: int
     of: int
+    output: int = 0
 
 
 @dataclass(frozen=True)
 class Muxing:
-    """Everything is decoded; the file is being closed."""
+    """Everything of a clip is decoded; its file is being closed."""
+
+    output: int = 0
 
 
 DiffusionEvent = PayloadTaken | StepDone | ClipDone | Muxing
@@ -92,9 +104,10 @@ DiffusionEvent = PayloadTaken | StepDone | ClipDone | Muxing
 
 @dataclass(frozen=True)
 class Generated:
-    """The MP4 is written whole, not yet in its place."""
+    """Every MP4 is written whole, not yet in its place."""
 
-    output: VideoOutput
+    outputs: tuple[VideoOutput, ...]
     timings: dict[str, float]
+    """Seconds by stage, of all outputs together."""
     warnings: tuple[str, ...]
     peak_memory_mb: float | None

@@ -1,9 +1,9 @@
-"""The DiT group as a thing that makes clips: a plan and a landing in, a finished file out. API process; no torch."""
+"""The DiT group as a thing that makes clips: a plan and a landing in, finished files out. API process; no torch."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from diffusion_service.commands import DiffusionEvent, DiffusionFacts, Generate, Generated, MediaFiles
+from diffusion_service.commands import DiffusionEvent, DiffusionFacts, Generate, Generated, MediaFiles, OutputTarget
 from diffusion_service.jobs.job import VideoPlan
 from shared_runtime.ranks.group import RankGroup
 from shared_schema.encode import ShmLanding
@@ -15,7 +15,7 @@ OnEvent = Callable[[DiffusionEvent], None]
 
 
 class Engine:
-    """One rank group that makes one clip at a time."""
+    """One rank group that works on one job at a time."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
@@ -51,10 +51,10 @@ class Engine:
         landing: ShmLanding,
         manifest: Manifest,
         media: MediaFiles | None,
-        output: Path,
+        paths: tuple[Path, ...],
         on_event: OnEvent,
     ) -> Generated:
-        """Make one clip. Cancelling the caller stops the ranks at their next step.
+        """Make the clips of one job, one for each of `paths`. Cancelling the caller stops the ranks at their next step.
 
         `media` goes with a payload of text alone.
 
@@ -71,8 +71,7 @@ class Engine:
             num_inference_steps=plan.num_inference_steps,
             flow_shift=plan.flow_shift,
             audio_flow_shift=plan.audio_flow_shift,
-            seed=plan.seed,
-            output=output,
+            outputs=tuple(OutputTarget(plan.seed_of(index), path) for index, path in enumerate(paths)),
             media=media,
         )
         generated = await self._group.run(command, on_event=on_event)  # type: ignore[arg-type]

@@ -39,15 +39,19 @@ class FakeRunner:
         """Counted."""
         self.wakes += 1
 
-    async def finish(self, job_id: str, clip: bytes) -> Job:
-        """The job completes with these bytes as its clip."""
-        self._artifacts.part(job_id).write_bytes(clip)
-        self._artifacts.publish(job_id)
+    async def finish(self, job_id: str, *clips: bytes) -> Job:
+        """The job completes with these bytes as its clips."""
+        for index, clip in enumerate(clips):
+            self._artifacts.part(job_id, index).write_bytes(clip)
+        self._artifacts.publish(job_id, len(clips))
         execution = Execution(
             device="cpu", torch="0", tp=1, ulysses=1, precision="fp32", attention="native", load_format="safetensors"
         )
-        output = VideoOutput(index=0, seed=1, frames_sha256="0" * 64, audio_sha256="0" * 64, bytes=len(clip))
-        result = ClipResult(outputs=(output,), stage_durations={"denoise": 1.0}, execution=execution)
+        outputs = tuple(
+            VideoOutput(index=index, seed=1 + index, frames_sha256="0" * 64, audio_sha256="0" * 64, bytes=len(clip))
+            for index, clip in enumerate(clips)
+        )
+        result = ClipResult(outputs=outputs, stage_durations={"denoise": 1.0}, execution=execution)
         now = self._clock()
         await self._store.change(job_id, lambda job: job.start(now))
         return await self._end(job_id, lambda job: job.complete(result, now, self._retention_s))

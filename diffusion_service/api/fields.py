@@ -150,7 +150,6 @@ def _check_served(create: CreateVideo) -> None:
         "webhook_url": create.webhook_url is not None,
         "quality": create.quality == "high",
         "audio_mode": create.audio_mode == "lock_source",
-        "num_outputs_per_prompt": (create.num_outputs_per_prompt or 1) > 1,
     }
     for field, is_asked in asked.items():
         if is_asked:

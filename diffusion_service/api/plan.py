@@ -208,6 +208,7 @@ def _common(create: CreateVideo, limits: ServerLimits, drawn: int) -> dict[str, 
         "flow_shift": _agreed(flow, float) or defaults.flow_shift,
         "audio_flow_shift": _agreed(audio, float) or defaults.audio_flow_shift,
         "seed": drawn if seed == -1 else seed,
+        "num_outputs": create.num_outputs_per_prompt or 1,
         "user": create.user,
         "return_stage_metrics": create.return_stage_metrics or False,
     }

@@ -96,17 +96,16 @@ class _Routes:
     async def content(self, request: Request) -> Response:
         """The clip, or a picture of it."""
         job = await self._job(request)
-        variant, index = request.query_params.get("variant", "video"), request.query_params.get("index", "0")
+        variant = request.query_params.get("variant", "video")
         if variant not in ("video", "thumbnail"):
             raise InvalidRequest(f"variant is video or thumbnail, not {variant[:40]!a}", param="variant")
-        if index != "0":
-            raise InvalidRequest("index is 0: this video has one output", param="index")
+        index = _index(request.query_params.get("index", "0"), job.plan.num_outputs)
         if job.status != "completed":
             raise NotFound(f"video {job.id} is {job.status}; its content can be read once it is completed")
         if variant == "video":
-            return await self._file(job, {})
+            return await self._file(job, {}, index)
         try:
-            picture = await run_in_threadpool(thumbnail, self._deps.artifacts.clip(job.id))
+            picture = await run_in_threadpool(thumbnail, self._deps.artifacts.clip(job.id, index))
         except FileNotFoundError as error:
             raise _content_gone(job) from error
         return Response(picture, media_type="image/jpeg")
@@ -129,8 +128,8 @@ class _Routes:
         headers = {"openai-poll-after-ms": str(self._deps.limits.poll_after_ms)}
         return JSONResponse(video.model_dump(mode="json"), headers=headers)
 
-    async def _file(self, job: Job, headers: dict[str, str]) -> Response:
-        path = self._deps.artifacts.clip(job.id)
+    async def _file(self, job: Job, headers: dict[str, str], index: int = 0) -> Response:
+        path = self._deps.artifacts.clip(job.id, index)
         try:
             facts = await run_in_threadpool(path.stat)
         except FileNotFoundError as error:
@@ -168,6 +167,13 @@ async def _not_implemented() -> Response:
 def _limit(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= 100):
         raise InvalidRequest("limit is 1 to 100", param="limit")
+    return int(text)
+
+
+def _index(text: str, outputs: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 2 and int(text) < outputs):
+        only = "0: this video has one output" if outputs == 1 else f"0 to {outputs - 1}"
+        raise InvalidRequest(f"index is {only}", param="index")
     return int(text)
 
 

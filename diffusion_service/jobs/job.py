@@ -67,7 +67,7 @@ class VideoPlan(Stored):
     flow_shift: float
     audio_flow_shift: float
     seed: int
-    """Of output 0; output i has `seed + i`."""
+    """Of output 0."""
     num_outputs: int = 1
     keyframes: tuple[Literal[0, -1], ...] = ()
     references: tuple[PlannedReference, ...] = ()
@@ -80,6 +80,10 @@ class VideoPlan(Stored):
     def forwards(self) -> int:
         """DiT evaluations."""
         return self.num_inference_steps - 1
+
+    def seed_of(self, index: int) -> int:
+        """Of output `index`: one more for each, from the last int64 on to the first."""
+        return (self.seed + index + 2**63) % 2**64 - 2**63
 
     @property
     def canvas(self) -> Canvas:

@@ -251,16 +251,16 @@ class JobRunner:
                 case Muxing():
                     self._reach(conduct, "muxing", 0, 1)
 
-        part = self._artifacts.part(job.id)
-        generated = await self._engine.generate(job.plan, landed.landing, landed.manifest, landed.media, part, hear)
+        parts = tuple(self._artifacts.part(job.id, index) for index in range(job.plan.num_outputs))
+        generated = await self._engine.generate(job.plan, landed.landing, landed.manifest, landed.media, parts, hear)
         result = ClipResult(
-            outputs=(generated.output,),
+            outputs=generated.outputs,
             stage_durations=generated.timings,
             execution=self._engine.execution,
             warnings=generated.warnings,
             peak_memory_mb=generated.peak_memory_mb,
         )
-        await asyncio.to_thread(self._artifacts.publish, job.id)
+        await asyncio.to_thread(self._artifacts.publish, job.id, job.plan.num_outputs)
         await self._store.change(job.id, lambda now: now.complete(result, self._clock(), self._retention_s))
         await self._ended(job.id)
 

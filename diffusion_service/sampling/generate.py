@@ -1,4 +1,4 @@
-"""One clip from a payload: prepare, denoise, decode, and write the file meanwhile. Diffusion ranks; torch."""
+"""Clips from a payload: prepare, denoise, decode, and write the file meanwhile. Diffusion ranks; torch."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.modular_pipelines import ModularPipelineBlocks
+from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
 
 from diffusion_service.commands import ClipDone, DiffusionEvent, Generate, Generated, Muxing, StepDone
 from diffusion_service.sampling.decode import Beat, VideoDecoder, decode_sound
 from diffusion_service.sampling.denoise import Denoiser, not_finite
 from diffusion_service.sampling.prepare import blocks_of, prepare
-from diffusion_service.sampling.recording import Recording
+from diffusion_service.sampling.recording import Recorded, Recording
 from shared_runtime.conditioning.blocks import Pipeline, assemble
 from shared_runtime.conditioning.packing import Conditions
 from shared_runtime.ranks.comm import RankComm
@@ -23,6 +23,20 @@ from shared_schema.videos import VideoOutput
 
 Tell = Callable[[DiffusionEvent], None]
 """Reports an event, beats, and raises once the clip is not wanted any more."""
+
+
+class Timings:
+    """Seconds by stage, summed over the clips of a job."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, stage: str) -> Iterator[None]:
+        """Count the block's time."""
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 6)
 
 
 class Generator:
@@ -58,39 +72,62 @@ class Generator:
         tell: Tell,
         beat: Beat,
     ) -> Generated:
-        """Make one clip, which the leader writes to `command.output`; the file is gone if this raises. A collective.
+        """Make the clips of a job, which the leader writes to the paths of `command.outputs`; a collective.
+
+        If this raises, the file that was being written is gone; those that were finished before stay.
 
         Raises:
             JobFailed: `numerical_error`, something is not finite.
             TaskCancelled: from `tell`.
         """
-        timings: dict[str, float] = {}
-        pipeline = self._pipelines[command.task]
-        with _timed(timings, "prepare"):
-            state = prepare(pipeline, self._prepare[command.task], command, conditions, blocks, keyframes)
-        with _timed(timings, "denoise"):
-            video, audio = self._denoisers[command.task].run(pipeline, state, lambda done, of: tell(StepDone(done, of)))
+        pipeline, timings = self._pipelines[command.task], Timings()
+        outputs, warnings = [], list[str]()
+        for index, target in enumerate(command.outputs):
+            with timings.of("prepare"):
+                steps = self._prepare[command.task]
+                state = prepare(pipeline, steps, command, target.seed, conditions, blocks, keyframes)
+            recorded = self._make(command, index, pipeline, state, timings, tell, beat)
+            outputs.append(
+                VideoOutput(
+                    index=index,
+                    seed=target.seed,
+                    frames_sha256=recorded.frames_sha256,
+                    audio_sha256=recorded.audio_sha256,
+                    bytes=recorded.size,
+                )
+            )
+            prefix = f"output {index}: " if len(command.outputs) > 1 else ""
+            warnings += [prefix + warning for warning in recorded.warnings]
+        return Generated(tuple(outputs), timings.seconds, tuple(warnings), _peak_memory_mb(self._comm.device))
+
+    def _make(
+        self,
+        command: Generate,
+        output: int,
+        pipeline: Pipeline,
+        state: PipelineState,
+        timings: Timings,
+        tell: Tell,
+        beat: Beat,
+    ) -> Recorded:
+        """One clip from its prepared state."""
+        with timings.of("denoise"):
+            video, audio = self._denoisers[command.task].run(
+                pipeline, state, lambda done, of: tell(StepDone(done, of, output))
+            )
             self._comm.agree(not_finite(video, audio))
-        del state
-        with Recording(self._comm, command.output, command.height, command.width, command.num_frames) as recording:
-            with _timed(timings, "audio_decode"):
+        path = command.outputs[output].path
+        with Recording(self._comm, path, command.height, command.width, command.num_frames) as recording:
+            with timings.of("audio_decode"):
                 recording.write_sound(self._decode_sound(audio, beat))
-            with _timed(timings, "video_decode"):
+            with timings.of("video_decode"):
                 total = command.num_frames // FRAMES_PER_CHUNK
                 for index, frames in enumerate(self._video.decode(video, command.num_frames, beat)):
                     recording.write_frames(frames)
-                    tell(ClipDone(min(index + 1, total), total))
-            tell(Muxing())
-            with _timed(timings, "mux"):
-                recorded = recording.finish()
-        output = VideoOutput(
-            index=0,
-            seed=command.seed,
-            frames_sha256=recorded.frames_sha256,
-            audio_sha256=recorded.audio_sha256,
-            bytes=recorded.size,
-        )
-        return Generated(output, timings, recorded.warnings, _peak_memory_mb(self._comm.device))
+                    tell(ClipDone(min(index + 1, total), total, output))
+            tell(Muxing(output))
+            with timings.of("mux"):
+                return recording.finish()
 
     def _decode_sound(self, latents: torch.Tensor, beat: Beat) -> torch.Tensor | None:
         """The waveform on the leader, None elsewhere."""
@@ -109,13 +146,6 @@ class Generator:
 def _parts(task: Task, components: dict[str, Any]) -> dict[str, Any]:
     transformer = "transformer_ref" if task is Task.REF2VA else "transformer"
     return {name: components[name] for name in (transformer, "scheduler", "audio_scheduler")}
-
-
-@contextmanager
-def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    timings[name] = round(time.perf_counter() - start, 6)
 
 
 def _peak_memory_mb(device: torch.device) -> float | None:

@@ -95,7 +95,6 @@ NOT_SERVED = (
     wrong("lora", "x"),
     wrong("webhook_url", "http://127.0.0.1:9/"),
     wrong("priority", "5"),
-    wrong("num_outputs_per_prompt", "2"),
     wrong("source_video", "x"),
     wrong("control_video", "x"),
     wrong("long_video", "true"),

@@ -318,6 +318,28 @@ def test_a_failed_job_is_shown_and_not_an_error(tmp_path: Path) -> None:
     serve(tmp_path, body)
 
 
+def test_every_output_is_read_by_its_index(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        job = await served.job(await served.post({"prompt": "a ball"}))
+        await served.store.change(
+            job.id, lambda now: now.model_copy(update={"plan": now.plan.model_copy(update={"num_outputs": 3})})
+        )
+        await served.runner.finish(job.id, b"first", b"second", b"third")
+        video = (await served.client.get(f"/v1/videos/{job.id}")).json()
+        assert video["num_outputs"] == 3
+        assert [(each["index"], each["bytes"]) for each in video["outputs"]] == [(0, 5), (1, 6), (2, 5)]
+        url = f"/v1/videos/{job.id}/content"
+        assert (await served.client.get(url)).content == b"first"
+        for index, clip in enumerate((b"first", b"second", b"third")):
+            assert (await served.client.get(f"{url}?index={index}")).content == clip
+        for index in ("3", "-1", "x", "", "1.0", "\u0661"):
+            assert error(await served.client.get(url, params={"index": index}))["param"] == "index"
+        await served.client.delete(f"/v1/videos/{job.id}")
+        assert served.files() == []
+
+    serve(tmp_path, body)
+
+
 def test_content_has_ranges_a_head_and_a_thumbnail(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         job_id = (await served.post(GOOD)).json()["id"]

@@ -67,20 +67,24 @@ class HeldEngine:
         await asyncio.sleep(0)
 
     async def generate(
-        self, plan: VideoPlan, landing: Any, _manifest: Any, _media: Any, output: Path, hear: Any
+        self, plan: VideoPlan, landing: Any, _manifest: Any, _media: Any, paths: tuple[Path, ...], hear: Any
     ) -> Generated:
         self.at_work.append(landing)
         try:
             if self.errors:
                 raise self.errors.pop(0)
             hear(PayloadTaken())
-            for event in (StepDone(1, 2), StepDone(2, 2), ClipDone(1, 2), ClipDone(2, 2), Muxing()):
-                await self.gate.wait()
-                hear(event)
-                await asyncio.sleep(0)
-            output.write_bytes(b"clip")
-            made = VideoOutput(index=0, seed=plan.seed, frames_sha256="f" * 64, audio_sha256="a" * 64, bytes=4)
-            return Generated(made, {"denoise": 1.0}, (), None)
+            made = []
+            for index, path in enumerate(paths):
+                steps = (StepDone(1, 2, index), StepDone(2, 2, index))
+                for event in (*steps, ClipDone(1, 2, index), ClipDone(2, 2, index), Muxing(index)):
+                    await self.gate.wait()
+                    hear(event)
+                    await asyncio.sleep(0)
+                path.write_bytes(b"clip")
+                digests = {"frames_sha256": "f" * 64, "audio_sha256": "a" * 64}
+                made.append(VideoOutput(index=index, seed=plan.seed_of(index), bytes=4, **digests))
+            return Generated(tuple(made), {"denoise": 1.0}, (), None)
         finally:
             self.at_work.remove(landing)
 
