@@ -126,12 +126,13 @@ async def _serve(
         group.stop_gently()
 
     async def supervise() -> None:
-        await runner.recover()
         async with asyncio.TaskGroup() as tasks_of_service:
             for task in (group.supervise(ready), runner.run(), link.watch()):
                 tasks_of_service.create_task(task)
 
     try:
+        # Before anybody is answered: what it sweeps could be a new request's.
+        await runner.recover()
         await serve(_app(deps), listener, supervise(), drain)
     except* DeployError as broken:
         raise DeployError(str(broken.exceptions[0])) from broken

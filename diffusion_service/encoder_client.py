@@ -34,7 +34,6 @@ class EncoderAway(H3Error):
 
 _KINDS: dict[str, type[H3Error]] = {
     "invalid_request": InvalidRequest,
-    "lease_expired": LeaseExpired,
     "not_ready": NotReady,
     "worker_died": RankDied,
 }
@@ -122,6 +121,8 @@ class EncoderClient:
             if response.is_success:
                 return response.content
             error = ErrorBody.model_validate_json(response.content).error
+        if error.code == LeaseExpired.default_code:
+            raise LeaseExpired(error.message, slot=error.param)
         kind = _KINDS.get(error.code or "")
         if kind is not None:
             raise kind(error.message, param=error.param, code=error.code)
