@@ -48,6 +48,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("shared_runtime.ranks.placer",),
     "av": ("shared_runtime.media", "diffusion_service.mux"),
     "httpx": ("diffusion_service.encoder_client", "diffusion_service.outbound", "video_client"),
+    "httpx_sse": ("video_client",),
 }
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 BROAD_EXCEPTS = {

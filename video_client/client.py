@@ -1,4 +1,4 @@
-"""`/v1/videos` as Python calls over httpx, in the caller's own process: create, poll, download, cancel, delete."""
+"""`/v1/videos` as Python calls over httpx, in the caller's own process: create, follow, download, cancel, delete."""
 
 import json
 import time
@@ -13,10 +13,12 @@ import httpx
 from pydantic import ValidationError
 
 from shared_schema.errors import ErrorBody
-from shared_schema.videos import Video, VideoList
+from shared_schema.videos import Video, VideoList, VideoStatus
+from video_client.events import follow
 
 POLL_HEADER = "openai-poll-after-ms"
 POLL_SECONDS = 0.5
+FINAL: tuple[VideoStatus, ...] = ("completed", "failed", "cancelled")
 DOWNLOAD_CHUNK = 1 << 20
 
 
@@ -99,13 +101,30 @@ class VideoClient:
     def wait(
         self, video_id: str, *, timeout_s: float, on_change: Callable[[Video], None] = lambda video: None
     ) -> Video:
-        """Poll until the job is completed, failed or cancelled. `on_change` sees every answer."""
+        """Follow the job's events until it is completed, failed or cancelled; poll a service that has none.
+
+        `on_change` sees every change that the service tells, the past ones too, and at last the whole job.
+        """
         end = time.monotonic() + timeout_s
+        video = self.get(video_id)
+        if video.status == "queued":
+            on_change(video)
+        if video.status not in FINAL:
+            with self._mapped():
+                for event in follow(self._http, video_id, end):
+                    now = {"status": event.status, "phase": event.phase, "progress": event.progress}
+                    # What a fresh job says first is shown already, and there with its place in the queue.
+                    if not event.final and now != video.model_dump(include=set(now)):
+                        video = video.model_copy(update={**now, "queue_position": None})
+                        on_change(video)
+        return self._poll(video_id, end, timeout_s, on_change)
+
+    def _poll(self, video_id: str, end: float, timeout_s: float, on_change: Callable[[Video], None]) -> Video:
         while True:
             answer = self._send("GET", f"/v1/videos/{video_id}")
             video = self._video(answer)
             on_change(video)
-            if video.status in ("completed", "failed", "cancelled"):
+            if video.status in FINAL:
                 return video
             if time.monotonic() > end:
                 raise ClientError(f"{video_id} is still {video.status} after {timeout_s:g} s")

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shared_schema.videos import Video, VideoError, VideoStatus
+from shared_schema.videos import Phase, Video, VideoError, VideoEvent, VideoStatus
 
 
 def video(status: VideoStatus, progress: int = 0, **changes: object) -> Video:
@@ -54,6 +54,8 @@ class Service:
     url: str
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     asked: list[tuple[str, bytes]] = field(default_factory=list)
+    last_event_ids: list[str | None] = field(default_factory=list)
+    """Of each request for events."""
 
     def will(self, request: str, *answers: Answer | Video) -> None:
         """Answer `request` with these, in order."""
@@ -68,6 +70,21 @@ def error(status: int, message: str, param: str | None = None) -> Answer:
     return Answer(json.dumps({"error": detail}).encode(), status)
 
 
+def events(*changes: VideoEvent, start: int = 1, cut: bool = False) -> Answer:
+    """An event stream that tells these; one that is `cut` breaks after them."""
+    body = b"retry: 1000\n\n: still here\n\n"
+    for number, change in enumerate(changes, start):
+        body += f"id: {number}\ndata: {change.model_dump_json()}\n\n".encode()
+    length = {"content-length": str(len(body) + 1)} if cut else {}
+    return Answer(body, headers={"content-type": "text/event-stream; charset=utf-8", **length})
+
+
+def event(status: VideoStatus, phase: Phase | None = None, progress: int = 0) -> VideoEvent:
+    """A change of the job of `video`."""
+    kind: dict[str, object] = {"type": f"video.{status}", "video_id": "video_" + "0" * 32, "at": 1.0}
+    return VideoEvent.model_validate({**kind, "status": status, "phase": phase, "progress": progress})
+
+
 @pytest.fixture
 def service() -> Iterator[Service]:
     """A live service on a free port."""
@@ -77,6 +94,8 @@ def service() -> Iterator[Service]:
             request = f"{self.command} {self.path}"
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             known.asked.append((request, body))
+            if self.path.endswith("/events"):
+                known.last_event_ids.append(self.headers.get("last-event-id"))
             answers = known.answers.get(request) or [error(404, f"no route {request}")]
             chosen = answers.pop(0) if len(answers) > 1 else answers[0]
             self.send_response(chosen.status)

@@ -49,7 +49,7 @@ def test_a_file_that_is_not_there_is_named_before_anything_is_sent(service: Serv
 
 def test_wait_shows_every_answer_and_returns_the_final_one(service: Service) -> None:
     again = Answer(video("in_progress", 50).model_dump_json().encode(), headers={"openai-poll-after-ms": "1"})
-    service.will(f"GET /v1/videos/{ID}", again, again, video("completed", 100))
+    service.will(f"GET /v1/videos/{ID}", again, again, again, video("completed", 100))
     seen: list[int] = []
     with VideoClient(service.url) as client:
         final = client.wait(ID, timeout_s=5, on_change=lambda shown: seen.append(shown.progress))
