@@ -22,7 +22,7 @@ from diffusion_service.handover import Handover, PayloadRules
 from diffusion_service.health import ServiceHealth
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.runner import JobRunner
-from diffusion_service.jobs.store import SqlJobStore
+from diffusion_service.jobs.sql.store import SqlJobStore
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging

@@ -10,8 +10,10 @@
     |  |- TooLarge             413  a body, part or `data:` URL over its byte cap
     |  |- UnsupportedType      415  the request's own Content-Type
     |  |- QueueFull            429  no job was made; try again later
+    |  |- KeyBusy              429  the caller's key has as many unfinished jobs as it may
     |  |- NotImplementedYet    501  a route that we know and do not serve
     |  `- NotReady             503  no capacity at present
+    |- StoreUnavailable      503  the database of the jobs does not answer
     |- JobFailed             a job ended without a clip; `code` is one of `JobErrorCode`
     |- PayloadError          an `encoder_output` breaks its contract: a server fault, never the client's
     |  |- UnknownSchema, SlotMissing, SlotUnexpected, WrongDtype, WrongShape, WrongBytes,
@@ -171,6 +173,14 @@ class QueueFull(RequestError):
     default_code = "queue_full"
 
 
+class KeyBusy(RequestError):
+    """The caller's key has as many unfinished jobs as it may; no job was made."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "key_busy"
+
+
 class NotImplementedYet(RequestError):
     """A route of the OpenAI API that is known and not served."""
 
@@ -184,6 +194,13 @@ class NotReady(RequestError):
     status = 503
     type = "server_error"
     default_code = "not_ready"
+
+
+class StoreUnavailable(H3Error):
+    """The database of the jobs does not answer, or does not take what is written; nothing was changed."""
+
+    status = 503
+    default_code = "store_unavailable"
 
 
 class JobFailed(H3Error):

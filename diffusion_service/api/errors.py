@@ -18,11 +18,13 @@ from shared_schema.errors import (
     ErrorDetail,
     H3Error,
     InvalidRequest,
+    KeyBusy,
     NotFound,
     NotImplementedYet,
     NotReady,
     QueueFull,
     RequestError,
+    StoreUnavailable,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ def install(app: FastAPI) -> None:
 def error_response(error: H3Error, *, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
     """The answer that carries this error."""
     sent = dict(headers or {})
-    if isinstance(error, QueueFull | NotReady):
+    if isinstance(error, QueueFull | KeyBusy | NotReady | StoreUnavailable):
         sent["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, NotImplementedYet):
         sent["x-should-retry"] = "false"
@@ -111,6 +113,9 @@ def _request_id(scope: Scope) -> str:
 def _response_to(error: Exception, request_id: str) -> Response:
     match error:
         case RequestError():
+            return error_response(error)
+        case StoreUnavailable():
+            _LOG.warning("request %s: %s", request_id, error.__cause__ or error)
             return error_response(error)
         case ClientDisconnect():
             # Nobody reads it; the server wants an answer all the same.

@@ -3,11 +3,11 @@
 import logging
 
 from fastapi import APIRouter
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from diffusion_service.api.deps import ApiDeps, HealthSource
+from shared_schema.errors import StoreUnavailable
 from shared_schema.health import Health
 
 _LOG = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ async def _api(deps: ApiDeps) -> Health:
     try:
         await deps.store.get("")
         await run_in_threadpool(deps.artifacts.check)
-    except (SQLAlchemyError, OSError) as error:
+    except (StoreUnavailable, OSError) as error:
         _LOG.warning("store or disk does not work: %s", error)
         return Health(status="unhealthy", reason="the store or the state folder does not work")
     return Health(status="healthy")

@@ -120,7 +120,7 @@ class _Routes:
     async def _video(self, job: Job) -> Video:
         deps = self._deps
         waits = job.status == "queued"
-        position = 1 + await deps.store.queued_ahead(job.sequence) if waits else None
+        position = 1 + await deps.store.queued_ahead(job) if waits else None
         return job.video(queue_position=position, eta_seconds=None if job.finished else deps.runner.eta(job))
 
     async def _answer(self, job: Job) -> Response:

@@ -4,12 +4,15 @@ queued --start--> in_progress --advance*--> in_progress --complete--> completed
   |                 |   |  `--requeue--> queued                        (once, attempt 2)
   |                 |   `--fail--> failed
   `--cancel---------`--cancel--> cancelled
+
+A diffusion service takes a queued job with `claimed` and owns it until it ends, is requeued or `released`.
 """
 
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from diffusion_service.jobs.webhook import Webhook
 from shared_schema.encode import ReferenceKind, UsedReference
 from shared_schema.errors import H3Error, JobErrorCode
 from shared_schema.tasks import FPS, Canvas, Task
@@ -114,6 +117,10 @@ class Transition(H3Error):
     """A job was asked to change in a way that its state does not allow."""
 
 
+class LeaseLost(Transition):
+    """A service changes a job that it does not own, or does not own any more: another one has it."""
+
+
 class Job(Stored):
     """One job, whole. Times are Unix seconds."""
 
@@ -121,6 +128,17 @@ class Job(Stored):
     """`video_` and 32 hex digits."""
     sequence: int
     """Order of acceptance; 0 until the store gives one."""
+    revision: int = 0
+    """Of the last event of its history; 0 until the store gives one."""
+    priority: int = 0
+    """Higher goes first."""
+    key: str | None = None
+    """Name of the API key that it belongs to; None where there are no keys."""
+    owner: str | None = None
+    """The instance of the diffusion service that works on it."""
+    cancel_requested: bool = False
+    """Its caller does not want it any more, and its owner has not stopped yet."""
+    webhook: Webhook | None = None
     plan: VideoPlan
     status: VideoStatus = "queued"
     phase: Phase = "queued"
@@ -147,6 +165,32 @@ class Job(Stored):
 
     def _changed(self, **changes: object) -> Self:
         return self.model_validate({**dict(self), **changes})
+
+    def _end(self, now: float, retention_s: float) -> dict[str, object]:
+        """What every end of a job has in common."""
+        webhook = self.webhook and self.webhook.due(now)
+        freed = {"owner": None, "cancel_requested": False}
+        return {"completed_at": now, "expires_at": now + retention_s, "webhook": webhook, **freed}
+
+    def claimed(self, instance: str) -> Self:
+        """That instance takes it; it stays queued until a worker touches it."""
+        if self.status != "queued" or self.owner is not None:
+            raise Transition(f"job {self.id} is {self.status}, owned by {self.owner}")
+        return self._changed(owner=instance)
+
+    def released(self) -> Self:
+        """Given back before it began."""
+        if self.status != "queued":
+            raise Transition(f"job {self.id} is {self.status}, not queued")
+        return self._changed(owner=None)
+
+    def orphaned(self, failure: JobFailure, now: float, retention_s: float) -> Self:
+        """Its owner is gone: it begins again, once, unless nobody wants it any more."""
+        if self.cancel_requested:
+            return self.cancel(now, retention_s)
+        if self.status == "queued":
+            return self.released()
+        return self.requeue() if self.may_retry(failure) else self.fail(failure, now, retention_s)
 
     def start(self, now: float) -> Self:
         """The first worker touches it."""
@@ -177,15 +221,14 @@ class Job(Stored):
             progress=100,
             result=result,
             stage_durations=durations,
-            completed_at=now,
-            expires_at=now + retention_s,
+            **self._end(now, retention_s),
         )
 
     def fail(self, failure: JobFailure, now: float, retention_s: float) -> Self:
         """It ended without a clip."""
         if self.finished:
             raise Transition(f"job {self.id} is {self.status}")
-        return self._changed(status="failed", error=failure, completed_at=now, expires_at=now + retention_s)
+        return self._changed(status="failed", error=failure, **self._end(now, retention_s))
 
     def may_retry(self, failure: JobFailure) -> bool:
         """Whether this failure is worth the one retry."""
@@ -195,7 +238,8 @@ class Job(Stored):
         """Back to the queue at its old place, from the start, as the next attempt."""
         if self.status != "in_progress":
             raise Transition(f"job {self.id} is {self.status}, not in progress")
-        return self._changed(status="queued", phase="queued", progress=0, started_at=None, attempt=self.attempt + 1)
+        begun = {"status": "queued", "phase": "queued", "progress": 0, "started_at": None, "owner": None}
+        return self._changed(**begun, attempt=self.attempt + 1)
 
     def put_back(self) -> Self:
         """Back to the queue at its old place, as if it had not begun: this service stops, and that is not its fault."""
@@ -205,7 +249,13 @@ class Job(Stored):
         """The caller does not want it any more."""
         if self.finished:
             raise Transition(f"job {self.id} is {self.status}")
-        return self._changed(status="cancelled", completed_at=now, expires_at=now + retention_s)
+        return self._changed(status="cancelled", **self._end(now, retention_s))
+
+    def ask_cancel(self, now: float, retention_s: float) -> Self:
+        """Cancel it if nobody works on it; else leave word for its owner."""
+        if self.finished or self.owner is None:
+            return self.cancel(now, retention_s)
+        return self._changed(cancel_requested=True)
 
     def video(self, *, queue_position: int | None = None, eta_seconds: float | None = None) -> Video:
         """This job as the public API shows it."""

@@ -1,41 +1,27 @@
-"""Where jobs are kept: the store's protocol, one in SQL and one in memory. Runs in the diffusion API process.
+"""Where jobs are kept, as a protocol: `jobs/memory.py` and `jobs/sql/` keep it. Runs in the diffusion API process.
 
-Every change of a job is one transaction around one pure transition of `jobs/job.py`. The SQL store works in one
-thread of its own, so the event loop never waits for a disk.
+Every change of a job is one transaction around one pure transition of `jobs/job.py`, with its line of history. Several
+diffusion services may share one store; each is an *instance* and owns the jobs that it works on for as long as it
+renews its lease.
 """
 
-import asyncio
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Literal, Protocol
 
-from sqlalchemy import (
-    Column,
-    Float,
-    Integer,
-    MetaData,
-    Row,
-    String,
-    Table,
-    Text,
-    create_engine,
-    delete,
-    event,
-    func,
-    insert,
-    select,
-    update,
-)
-from sqlalchemy.engine import Connection, Engine
-
-from diffusion_service.jobs.job import Job
-from shared_schema.errors import InvalidRequest, NotFound, QueueFull
+from diffusion_service.jobs.idempotency import Idempotency
+from diffusion_service.jobs.job import Job, LeaseLost, Transition
+from diffusion_service.scheduler import Waiting
+from shared_schema.errors import InvalidRequest, KeyBusy, NotFound, QueueFull
+from shared_schema.videos import Phase, VideoStatus
 
 Order = Literal["asc", "desc"]
-P = ParamSpec("P")
-R = TypeVar("R")
+Transit = Callable[[Job], Job]
+"""A pure transition; what it raises is raised and changes nothing."""
+Choose = Callable[[Sequence[Waiting], Mapping[str | None, int]], str | None]
+"""From the jobs that wait, and how many each key has under way, to the id of the next one or None."""
+Tell = Callable[[str], None]
+"""Is called on the event loop with a job's id once a change of it is kept."""
 
 
 @dataclass(frozen=True)
@@ -46,38 +32,83 @@ class JobPage:
     has_more: bool
 
 
-class JobStore(Protocol):
-    """What API and runner ask of a store. A finished call is kept, whatever happens to the process afterwards."""
+@dataclass(frozen=True)
+class JobEvent:
+    """One line of a job's history: what its caller can see has changed."""
 
-    async def add(self, job: Job, limit: int) -> Job:
+    revision: int
+    """Rises over all jobs of the store."""
+    job_id: str
+    at: float
+    """Unix seconds."""
+    status: VideoStatus
+    phase: Phase
+    progress: int
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Which jobs have new events, and the revision from which to ask next."""
+
+    revision: int
+    jobs: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Held:
+    """The jobs that an instance still owns, and those of them that it is asked to cancel."""
+
+    jobs: frozenset[str]
+    cancelled: frozenset[str]
+
+
+class JobStore(Protocol):
+    """What API and runner ask of a store. A finished call is kept, whatever happens to the process afterwards.
+
+    Every call may raise `StoreUnavailable`: the database does not answer. `now` is Unix seconds.
+    """
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes change these jobs too."""
+
+    async def add(self, job: Job, limit: int, *, key_limit: int | None = None, claim: Idempotency | None = None) -> Job:
         """Keep a new job and give it its sequence number, higher than any before.
 
+        Returns the kept job: an earlier one, with its own id, if `claim` says that this is the same request.
+
         Raises:
+            Conflict: `claim` names a key that came with another request; nothing was kept.
             QueueFull: `limit` jobs are queued already; nothing was kept.
+            KeyBusy: the job's key has `key_limit` unfinished jobs already; nothing was kept.
         """
 
     async def get(self, job_id: str) -> Job | None:
         """The job, or None."""
 
-    async def change(self, job_id: str, transition: Callable[[Job], Job]) -> Job:
-        """Read, apply `transition`, write; what the transition raises is raised and changes nothing.
+    async def change(self, job_id: str, transition: Transit, *, instance: str | None = None) -> Job:
+        """Read, apply `transition`, write.
 
         Raises:
             NotFound: no such job.
+            LeaseLost: `instance` is given and does not own the job.
         """
 
-    async def page(self, after: str | None, limit: int, order: Order) -> JobPage:
-        """At most `limit` jobs that follow the job `after` in `order`.
+    async def page(self, after: str | None, limit: int, order: Order, *, key: str | None = None) -> JobPage:
+        """At most `limit` jobs, of that key alone if one is given, that follow the job `after` in `order`.
 
         Raises:
-            InvalidRequest: `after` names no job.
+            InvalidRequest: `after` names no such job.
         """
 
-    async def next_queued(self, skip: Collection[str] = ()) -> Job | None:
-        """The oldest queued job whose id is not in `skip`."""
+    async def queued_ahead(self, job: Job) -> int:
+        """How many queued jobs have a higher priority, or the same one and are older."""
 
-    async def queued_ahead(self, sequence: int) -> int:
-        """How many queued jobs are older."""
+    async def next_queued(self, skip: Collection[str] = ()) -> Job | None:
+        """The first queued job whose id is not in `skip`."""
+
+    async def waiting(self) -> list[Waiting]:
+        """Queued jobs that nobody owns, in order."""
 
     async def unfinished(self) -> list[Job]:
         """Queued and running jobs, oldest first."""
@@ -85,259 +116,100 @@ class JobStore(Protocol):
     async def expired(self, now: float) -> list[Job]:
         """Finished jobs whose time is over."""
 
-    async def ids(self) -> frozenset[str]:
-        """Every job that is kept."""
+    async def ids(self, status: VideoStatus | None = None) -> frozenset[str]:
+        """Every job that is kept, or that is kept and has this status."""
+
+    async def known(self, job_ids: Collection[str]) -> frozenset[str]:
+        """Those of the ids whose jobs are kept."""
 
     async def remove(self, job_id: str) -> None:
-        """Forget the job; an unknown one is forgotten already."""
+        """Forget the job and its history; an unknown one is forgotten already."""
+
+    # Ownership
+
+    async def claim(
+        self, instance: str, now: float, lease_s: float, choose: Choose, skip: Collection[str] = ()
+    ) -> Job | None:
+        """Make the job that `choose` picks, out of the queued ones that nobody owns, the instance's own.
+
+        `choose` is told how many jobs of each key are owned, by whomever. The job stays queued.
+        """
+
+    async def release(self, job_id: str, instance: str) -> None:
+        """Give a claimed job back that has not begun; one that the instance does not own stays as it is."""
+
+    async def renew(self, instance: str, now: float, lease_s: float) -> Held:
+        """The instance lives: what it owns stays its own until `now + lease_s`."""
+
+    async def reclaim(self, now: float, transition: Transit) -> list[Job]:
+        """Apply `transition`, which ends ownership, to every owned job whose lease is over; returns them, changed."""
+
+    # History
+
+    async def events(self, job_id: str, after: int | None = None) -> list[JobEvent]:
+        """A job's events with a higher revision than `after`, oldest first."""
+
+    async def changes(self, after: int | None) -> Changes:
+        """The jobs that have events with a higher revision than `after`; with None, only what the revision is."""
+
+    async def due_webhooks(self, now: float, hold_s: float, limit: int) -> list[Job]:
+        """At most `limit` jobs whose webhook is due, each claimed for `hold_s` so that nobody else delivers it."""
 
     async def close(self) -> None:
         """Finish what is being written."""
 
 
-class MemoryJobStore:
-    """Jobs in a dictionary: for tests, and gone with the process."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
-        self._last = 0
-
-    async def add(self, job: Job, limit: int) -> Job:
-        """See `JobStore.add`."""
-        if sum(kept.status == "queued" for kept in self._jobs.values()) >= limit:
-            raise _full(limit)
-        self._last += 1
-        kept = job.model_copy(update={"sequence": self._last})
-        self._jobs[job.id] = kept
-        return kept
-
-    async def get(self, job_id: str) -> Job | None:
-        """See `JobStore.get`."""
-        return self._jobs.get(job_id)
-
-    async def change(self, job_id: str, transition: Callable[[Job], Job]) -> Job:
-        """See `JobStore.change`."""
-        if job_id not in self._jobs:
-            raise _unknown(job_id)
-        changed = transition(self._jobs[job_id])
-        self._jobs[job_id] = changed
-        return changed
-
-    async def page(self, after: str | None, limit: int, order: Order) -> JobPage:
-        """See `JobStore.page`."""
-        if after is not None and after not in self._jobs:
-            raise _unknown_cursor(after)
-        jobs = sorted(self._jobs.values(), key=lambda job: job.sequence, reverse=order == "desc")
-        start = 0 if after is None else 1 + [job.id for job in jobs].index(after)
-        return JobPage(tuple(jobs[start : start + limit]), len(jobs) > start + limit)
-
-    async def next_queued(self, skip: Collection[str] = ()) -> Job | None:
-        """See `JobStore.next_queued`."""
-        queued = (job for job in self._by_age() if job.status == "queued" and job.id not in skip)
-        return next(queued, None)
-
-    async def queued_ahead(self, sequence: int) -> int:
-        """See `JobStore.queued_ahead`."""
-        return sum(job.status == "queued" and job.sequence < sequence for job in self._jobs.values())
-
-    async def unfinished(self) -> list[Job]:
-        """See `JobStore.unfinished`."""
-        return [job for job in self._by_age() if not job.finished]
-
-    async def expired(self, now: float) -> list[Job]:
-        """See `JobStore.expired`."""
-        return [job for job in self._by_age() if job.expires_at is not None and job.expires_at <= now]
-
-    async def ids(self) -> frozenset[str]:
-        """See `JobStore.ids`."""
-        return frozenset(self._jobs)
-
-    async def remove(self, job_id: str) -> None:
-        """See `JobStore.remove`."""
-        self._jobs.pop(job_id, None)
-
-    async def close(self) -> None:
-        """See `JobStore.close`."""
-
-    def _by_age(self) -> list[Job]:
-        return sorted(self._jobs.values(), key=lambda job: job.sequence)
+def silent(_job_id: str) -> None:
+    """A `Tell` that tells nobody."""
 
 
-_METADATA = MetaData()
-_JOBS = Table(
-    "jobs",
-    _METADATA,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("id", String(64), nullable=False, unique=True),
-    Column("status", String(16), nullable=False, index=True),
-    Column("expires_at", Float, nullable=True, index=True),
-    Column("document", Text, nullable=False),
-    # Without it SQLite gives the number of a removed job away again.
-    sqlite_autoincrement=True,
-)
-
-
-class SqlJobStore:
-    """Jobs in a database; the columns beside the document are what queries need."""
-
-    def __init__(self, url: str) -> None:
-        self._engine = _engine(url)
-        _METADATA.create_all(self._engine)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="job-store")
-
-    async def add(self, job: Job, limit: int) -> Job:
-        """See `JobStore.add`."""
-        return await self._run(_add, job, limit)
-
-    async def get(self, job_id: str) -> Job | None:
-        """See `JobStore.get`."""
-        return await self._run(_get, job_id)
-
-    async def change(self, job_id: str, transition: Callable[[Job], Job]) -> Job:
-        """See `JobStore.change`."""
-        return await self._run(_change, job_id, transition)
-
-    async def page(self, after: str | None, limit: int, order: Order) -> JobPage:
-        """See `JobStore.page`."""
-        return await self._run(_page, after, limit, order)
-
-    async def next_queued(self, skip: Collection[str] = ()) -> Job | None:
-        """See `JobStore.next_queued`."""
-        return await self._run(_next_queued, tuple(skip))
-
-    async def queued_ahead(self, sequence: int) -> int:
-        """See `JobStore.queued_ahead`."""
-        return await self._run(_queued_ahead, sequence)
-
-    async def unfinished(self) -> list[Job]:
-        """See `JobStore.unfinished`."""
-        return await self._run(_unfinished)
-
-    async def expired(self, now: float) -> list[Job]:
-        """See `JobStore.expired`."""
-        return await self._run(_expired, now)
-
-    async def ids(self) -> frozenset[str]:
-        """See `JobStore.ids`."""
-        return await self._run(_ids)
-
-    async def remove(self, job_id: str) -> None:
-        """See `JobStore.remove`."""
-        await self._run(_remove, job_id)
-
-    async def close(self) -> None:
-        """See `JobStore.close`."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.dispose)
-        self._thread.shutdown()
-
-    async def _run(self, work: Callable[..., R], *arguments: object) -> R:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(self._transact, work, *arguments))
-
-    def _transact(self, work: Callable[..., R], *arguments: object) -> R:
-        with self._engine.begin() as connection:
-            return work(connection, *arguments)
-
-
-def _engine(url: str) -> Engine:
-    engine = create_engine(url)
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    # The driver's own idea of when a transaction begins would leave a read outside of it.
-    connection.isolation_level = None
-    # A process that is killed loses nothing; a power cut may lose the last changes, never the file.
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _job(row: Row[Any]) -> Job:
-    return Job.model_validate_json(row.document).model_copy(update={"sequence": row.sequence})
-
-
-def _columns(job: Job) -> dict[str, object]:
-    document = job.model_dump_json()
-    return {"id": job.id, "status": job.status, "expires_at": job.expires_at, "document": document}
-
-
-def _add(connection: Connection, job: Job, limit: int) -> Job:
-    queued = connection.execute(select(func.count()).where(_JOBS.c.status == "queued")).scalar_one()
-    if queued >= limit:
-        raise _full(limit)
-    row = connection.execute(insert(_JOBS).values(**_columns(job)).returning(_JOBS.c.sequence)).one()
-    return job.model_copy(update={"sequence": row.sequence})
-
-
-def _get(connection: Connection, job_id: str) -> Job | None:
-    row = connection.execute(select(_JOBS).where(_JOBS.c.id == job_id)).one_or_none()
-    return None if row is None else _job(row)
-
-
-def _change(connection: Connection, job_id: str, transition: Callable[[Job], Job]) -> Job:
-    before = _get(connection, job_id)
-    if before is None:
-        raise _unknown(job_id)
-    after = transition(before)
-    connection.execute(update(_JOBS).where(_JOBS.c.id == job_id).values(**_columns(after)))
-    return after
-
-
-def _page(connection: Connection, after: str | None, limit: int, order: Order) -> JobPage:
-    sequence = _JOBS.c.sequence
-    query = select(_JOBS).order_by(sequence.desc() if order == "desc" else sequence.asc()).limit(limit + 1)
-    if after is not None:
-        start = _get(connection, after)
-        if start is None:
-            raise _unknown_cursor(after)
-        query = query.where(sequence < start.sequence if order == "desc" else sequence > start.sequence)
-    jobs = [_job(row) for row in connection.execute(query)]
-    return JobPage(tuple(jobs[:limit]), len(jobs) > limit)
-
-
-def _next_queued(connection: Connection, skip: tuple[str, ...]) -> Job | None:
-    query = select(_JOBS).where(_JOBS.c.status == "queued", _JOBS.c.id.not_in(skip))
-    row = connection.execute(query.order_by(_JOBS.c.sequence).limit(1)).one_or_none()
-    return None if row is None else _job(row)
-
-
-def _queued_ahead(connection: Connection, sequence: int) -> int:
-    query = select(func.count()).where(_JOBS.c.status == "queued", _JOBS.c.sequence < sequence)
-    return connection.execute(query).scalar_one()
-
-
-def _unfinished(connection: Connection) -> list[Job]:
-    query = select(_JOBS).where(_JOBS.c.status.in_(("queued", "in_progress"))).order_by(_JOBS.c.sequence)
-    return [_job(row) for row in connection.execute(query)]
-
-
-def _expired(connection: Connection, now: float) -> list[Job]:
-    query = select(_JOBS).where(_JOBS.c.expires_at <= now).order_by(_JOBS.c.sequence)
-    return [_job(row) for row in connection.execute(query)]
-
-
-def _ids(connection: Connection) -> frozenset[str]:
-    return frozenset(connection.execute(select(_JOBS.c.id)).scalars())
-
-
-def _remove(connection: Connection, job_id: str) -> None:
-    connection.execute(delete(_JOBS).where(_JOBS.c.id == job_id))
-
-
-def _full(limit: int) -> QueueFull:
+def queue_full(limit: int) -> QueueFull:
+    """The error of `JobStore.add`."""
     return QueueFull(f"{limit} jobs are waiting already; try again later")
 
 
-def _unknown(job_id: str) -> NotFound:
+def key_busy(limit: int) -> KeyBusy:
+    """The error of `JobStore.add`."""
+    return KeyBusy(f"this key has {limit} unfinished jobs already; try again when one has ended")
+
+
+def no_such_job(job_id: str) -> NotFound:
+    """The error of `JobStore.change`."""
     return NotFound(f"there is no video {job_id!a}", param="video_id")
 
 
-def _unknown_cursor(after: str) -> InvalidRequest:
+def no_such_cursor(after: str) -> InvalidRequest:
+    """The error of `JobStore.page`."""
     return InvalidRequest(f"there is no video {after!a} to list after", param="after")
+
+
+def check_owner(job: Job, instance: str | None) -> None:
+    """The fence of `JobStore.change`.
+
+    Raises:
+        LeaseLost: an instance is named and does not own the job.
+    """
+    if instance is not None and job.owner != instance:
+        raise LeaseLost(f"job {job.id} is not this service's any more")
+
+
+def freed(job: Job) -> Job:
+    """What the transition of `JobStore.reclaim` made, which nobody owns.
+
+    Raises:
+        Transition: it has an owner.
+    """
+    if job.owner is not None:
+        raise Transition(f"job {job.id} would stay with an owner that is gone")
+    return job
+
+
+def is_event(before: Job | None, after: Job) -> bool:
+    """Whether a change belongs into the job's history."""
+    seen = [(job.status, job.phase, job.progress) for job in (before, after) if job is not None]
+    return len(seen) == 1 or seen[0] != seen[1]
+
+
+def webhook_claimed(job: Job, now: float, hold_s: float) -> Job:
+    """The job with its webhook in somebody's hands."""
+    return job.model_copy(update={"webhook": job.webhook and job.webhook.claimed(now, hold_s)})

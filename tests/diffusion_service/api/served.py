@@ -17,7 +17,7 @@ from diffusion_service.api.limits import RequestDefaults, ServerLimits
 from diffusion_service.api.router import build_router
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import Job
-from diffusion_service.jobs.store import MemoryJobStore
+from diffusion_service.jobs.memory import MemoryJobStore
 from shared_schema.errors import NotReady
 from shared_schema.tasks import CanvasLimits, Task
 

@@ -11,8 +11,8 @@ from diffusion_service.commands import ClipDone, Generated, Muxing, PayloadTaken
 from diffusion_service.handover import Landed
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import Job, VideoPlan
+from diffusion_service.jobs.memory import MemoryJobStore
 from diffusion_service.jobs.runner import JobRunner
-from diffusion_service.jobs.store import MemoryJobStore
 from shared_schema.tasks import Task
 from shared_schema.videos import Execution, VideoOutput
 

@@ -1,16 +1,23 @@
 """Both job stores keep the same promises."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from diffusion_service.jobs.job import Job, Transition, VideoPlan
-from diffusion_service.jobs.store import JobStore, MemoryJobStore, SqlJobStore
-from shared_schema.errors import InvalidRequest, NotFound, QueueFull
+from diffusion_service.jobs.idempotency import Idempotency
+from diffusion_service.jobs.job import Job, JobFailure, LeaseLost, Transition, VideoPlan
+from diffusion_service.jobs.memory import MemoryJobStore
+from diffusion_service.jobs.sql.store import SqlJobStore
+from diffusion_service.jobs.store import Changes, Held, JobStore
+from diffusion_service.jobs.webhook import Webhook
+from diffusion_service.scheduler import Waiting
+from shared_schema.errors import Conflict, InvalidRequest, KeyBusy, NotFound, QueueFull
 from shared_schema.tasks import Task
 
+RETENTION_S = 60.0
+LOST = JobFailure(code="worker_died", message="its service is gone")
 PLAN = VideoPlan(
     model="tiny",
     task=Task.T2VA,
@@ -26,8 +33,17 @@ PLAN = VideoPlan(
 Check = Callable[[JobStore], Awaitable[None]]
 
 
-def new_job(number: int) -> Job:
-    return Job(id=f"video_{number:032x}", sequence=0, plan=PLAN, created_at=1000.0 + number)
+def new_job(number: int, priority: int = 0, key: str | None = None) -> Job:
+    job_id = f"video_{number:032x}"
+    return Job(id=job_id, sequence=0, plan=PLAN, created_at=1000.0 + number, priority=priority, key=key)
+
+
+def first(candidates: Sequence[Waiting], _running: Mapping[str | None, int]) -> str | None:
+    return candidates[0].id if candidates else None
+
+
+def orphaned(job: Job) -> Job:
+    return job.orphaned(LOST, 5000.0, RETENTION_S)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -114,11 +130,11 @@ def test_the_queue_is_by_age_and_skips_what_it_is_told(check: Callable[[Check], 
         jobs = [await store.add(new_job(n), limit=10) for n in (1, 2, 3)]
         assert await store.next_queued() == jobs[0]
         assert await store.next_queued({jobs[0].id}) == jobs[1]
-        assert await store.queued_ahead(jobs[2].sequence) == 2
+        assert await store.queued_ahead(jobs[2]) == 2
         running = await store.change(jobs[0].id, lambda j: j.start(2000.0))
         done = await store.change(jobs[1].id, lambda j: j.cancel(2000.0, retention_s=10.0))
         assert await store.next_queued() == jobs[2]
-        assert await store.queued_ahead(jobs[2].sequence) == 0
+        assert await store.queued_ahead(jobs[2]) == 0
         assert await store.unfinished() == [running, jobs[2]]
         assert await store.expired(2009.0) == []
         assert await store.expired(2010.0) == [done]
@@ -158,3 +174,199 @@ def test_two_hundred_writers_lose_no_change(check: Callable[[Check], None]) -> N
         assert kept.stage_durations == {"ticks": 200.0}
 
     check(body)
+
+
+def test_the_queue_is_by_priority_then_age(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        low, old, new, high = [await store.add(new_job(n, p), 10) for n, p in ((1, -5), (2, 0), (3, 0), (4, 7))]
+        assert [each.id for each in await store.waiting()] == [high.id, old.id, new.id, low.id]
+        assert [await store.queued_ahead(job) for job in (high, old, new, low)] == [0, 1, 2, 3]
+
+    check(body)
+
+
+def test_a_job_is_claimed_once_and_stays_queued(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        one, two = [await store.add(new_job(n, key="a"), 10) for n in (1, 2)]
+        seen: list[tuple[int, Mapping[str | None, int]]] = []
+
+        def choose(candidates: Sequence[Waiting], running: Mapping[str | None, int]) -> str | None:
+            seen.append((len(candidates), dict(running)))
+            return first(candidates, running)
+
+        claimed = await store.claim("A", 0.0, 10.0, choose)
+        assert claimed is not None
+        assert (claimed.id, claimed.status, claimed.owner) == (one.id, "queued", "A")
+        assert await store.claim("B", 0.0, 10.0, choose, skip={two.id}) is None
+        other = await store.claim("B", 0.0, 10.0, choose)
+        assert other is not None
+        assert other.id == two.id
+        assert seen == [(2, {}), (0, {"a": 1}), (1, {"a": 1})]
+
+    check(body)
+
+
+def test_an_instance_that_lost_its_lease_changes_nothing(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        job = await store.add(new_job(1), 10)
+        await store.claim("A", 0.0, 10.0, first)
+        await store.change(job.id, lambda j: j.start(1.0), instance="A")
+        assert await store.reclaim(9.0, orphaned) == []
+        assert [(j.status, j.attempt, j.owner) for j in await store.reclaim(10.0, orphaned)] == [("queued", 2, None)]
+        assert await store.reclaim(10.0, orphaned) == []
+        with pytest.raises(LeaseLost):
+            await store.change(job.id, lambda j: j.start(11.0), instance="A")
+        await store.claim("B", 11.0, 10.0, first)
+        with pytest.raises(LeaseLost):
+            await store.change(job.id, lambda j: j.start(12.0), instance="A")
+        assert (await store.change(job.id, lambda j: j.start(12.0), instance="B")).status == "in_progress"
+
+    check(body)
+
+
+def test_a_renewed_lease_lasts_and_brings_the_wish_to_cancel(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        job, free = [await store.add(new_job(n), 10) for n in (1, 2)]
+        await store.claim("A", 0.0, 10.0, first)
+        assert await store.renew("A", 8.0, 10.0) == Held(frozenset({job.id}), frozenset())
+        assert await store.renew("B", 8.0, 10.0) == Held(frozenset(), frozenset())
+        assert await store.reclaim(17.0, orphaned) == []
+        asked = await store.change(job.id, lambda j: j.ask_cancel(9.0, RETENTION_S))
+        assert (asked.status, asked.cancel_requested) == ("queued", True)
+        assert await store.renew("A", 9.0, 10.0) == Held(frozenset({job.id}), frozenset({job.id}))
+        assert (await store.change(free.id, lambda j: j.ask_cancel(9.0, RETENTION_S))).status == "cancelled"
+        assert [j.status for j in await store.reclaim(19.0, orphaned)] == ["cancelled"]
+        assert await store.renew("A", 20.0, 10.0) == Held(frozenset(), frozenset())
+
+    check(body)
+
+
+def test_a_claimed_job_can_be_given_back(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        job = await store.add(new_job(1), 10)
+        await store.claim("A", 0.0, 10.0, first)
+        await store.release(job.id, "B")
+        assert await store.waiting() == []
+        await store.release(job.id, "A")
+        assert [each.id for each in await store.waiting()] == [job.id]
+        assert await store.reclaim(100.0, orphaned) == []
+        await store.release("video_0", "A")
+
+    check(body)
+
+
+def test_a_lost_job_begins_again_once_and_then_fails(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        job = await store.add(new_job(1), 10)
+        for _ in range(2):
+            await store.claim("A", 0.0, 10.0, first)
+            await store.change(job.id, lambda j: j.start(1.0), instance="A")
+            ended = await store.reclaim(10.0, orphaned)
+        assert [(j.status, j.attempt, j.error) for j in ended] == [("failed", 2, LOST)]
+        assert await store.expired(5000.0 + RETENTION_S) == ended
+
+    check(body)
+
+
+def test_history_has_what_a_caller_can_see_change(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        start = await store.changes(None)
+        job, other = await store.add(new_job(1), 10), await store.add(new_job(2), 10)
+        await store.claim("A", 0.0, 10.0, first)
+        await store.change(job.id, lambda j: j.start(1.0))
+        quiet = await store.change(job.id, lambda j: j.encoded((), {"encode": 1.0}))
+        done = await store.change(job.id, lambda j: j.fail(LOST, 2.0, RETENTION_S))
+        events = await store.events(job.id)
+        assert [event.status for event in events] == ["queued", "in_progress", "failed"]
+        assert [event.revision for event in events] == [job.revision, quiet.revision, done.revision]
+        assert await store.events(job.id, after=quiet.revision) == events[-1:]
+        assert await store.changes(start.revision) == Changes(done.revision, frozenset({job.id, other.id}))
+        assert await store.changes(other.revision) == Changes(done.revision, frozenset({job.id}))
+        assert await store.changes(done.revision) == Changes(done.revision, frozenset())
+        assert await store.known([job.id, "video_0"]) == {job.id}
+        await store.remove(job.id)
+        assert await store.events(job.id) == []
+        assert await store.changes(done.revision) == Changes(done.revision, frozenset())
+        assert (await store.change(other.id, lambda j: j.start(3.0))).revision > done.revision
+
+    check(body)
+
+
+def test_a_page_of_one_key_shows_no_other_key(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        mine = [await store.add(new_job(n, key="a"), 10) for n in (1, 3)]
+        other = await store.add(new_job(2, key="b"), 10)
+        assert (await store.page(None, 5, "asc", key="a")).jobs == tuple(mine)
+        assert (await store.page(mine[0].id, 5, "asc", key="a")).jobs == (mine[1],)
+        assert len((await store.page(None, 5, "asc")).jobs) == 3
+        with pytest.raises(InvalidRequest):
+            await store.page(other.id, 5, "asc", key="a")
+
+    check(body)
+
+
+def test_a_key_has_a_limit_of_its_own(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        job = await store.add(new_job(1, key="a"), 10, key_limit=1)
+        with pytest.raises(KeyBusy):
+            await store.add(new_job(2, key="a"), 10, key_limit=1)
+        await store.add(new_job(3, key="b"), 10, key_limit=1)
+        await store.change(job.id, lambda j: j.cancel(2.0, RETENTION_S))
+        await store.add(new_job(2, key="a"), 10, key_limit=1)
+
+    check(body)
+
+
+def test_the_same_request_is_one_job(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        claim = Idempotency("once", "d1", retry=False)
+        answers = await asyncio.gather(*(store.add(new_job(n, key="a"), 1, claim=claim) for n in range(50)))
+        assert len({job.id for job in answers}) == 1
+        kept = answers[0]
+        with pytest.raises(Conflict):
+            await store.add(new_job(60, key="a"), 10, claim=Idempotency("once", "d2", retry=True))
+        stranger = await store.add(new_job(61, key="b"), 10, claim=claim)
+        assert stranger.id == new_job(61).id
+        assert (await store.add(new_job(62, key="a"), 10, claim=Idempotency(None, "d1", retry=True))).id == kept.id
+        fresh = await store.add(new_job(63, key="a"), 10, claim=Idempotency(None, "d1", retry=False))
+        assert fresh.id == new_job(63).id
+        late = new_job(64, key="a").model_copy(update={"created_at": kept.created_at + 86_400})
+        assert (await store.add(late, 10, claim=claim)).id == late.id
+
+    check(body)
+
+
+def test_a_webhook_is_due_at_the_end_and_in_one_pair_of_hands(check: Callable[[Check], None]) -> None:
+    async def body(store: JobStore) -> None:
+        jobs = [new_job(n).model_copy(update={"webhook": Webhook(url="http://hook")}) for n in (1, 2)]
+        for job in jobs:
+            await store.add(job, 10)
+        assert await store.due_webhooks(1e9, 5.0, 10) == []
+        for job in jobs:
+            await store.change(job.id, lambda j: j.cancel(100.0, RETENTION_S))
+        assert [job.id for job in await store.due_webhooks(100.0, 5.0, 1)] == [jobs[0].id]
+        assert [job.id for job in await store.due_webhooks(100.0, 5.0, 9)] == [jobs[1].id]
+        assert await store.due_webhooks(104.0, 5.0, 9) == []
+        again = await store.due_webhooks(105.0, 5.0, 9)
+        assert [job.webhook and job.webhook.attempts for job in again] == [2, 2]
+
+    check(body)
+
+
+def test_every_change_is_told_once_it_is_kept(tmp_path: Path) -> None:
+    async def body() -> None:
+        told: list[str] = []
+        for store in (MemoryJobStore(tell=told.append), SqlJobStore(f"sqlite:///{tmp_path}/jobs.db", tell=told.append)):
+            told.clear()
+            job = await store.add(new_job(1), 10)
+            await store.claim("A", 0.0, 10.0, first)
+            await store.release(job.id, "A")
+            await store.claim("A", 0.0, 10.0, first)
+            await store.reclaim(10.0, orphaned)
+            await store.change(job.id, lambda j: j.start(1.0))
+            await store.remove(job.id)
+            await store.remove(job.id)
+            assert told == [job.id] * 7
+            await store.close()
+
+    asyncio.run(body())

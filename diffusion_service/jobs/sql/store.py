@@ -1,0 +1,158 @@
+"""The job store in SQL. It works in threads of its own, so the event loop never waits for a disk or a network.
+
+Runs in the diffusion API process.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy.exc import DBAPIError
+
+from diffusion_service.jobs.idempotency import Idempotency
+from diffusion_service.jobs.job import Job
+from diffusion_service.jobs.sql import reads, writes
+from diffusion_service.jobs.sql.database import THREADS, database_url, is_shared, open_engine
+from diffusion_service.jobs.sql.tables import METADATA
+from diffusion_service.jobs.store import Changes, Choose, Held, JobEvent, JobPage, Order, Tell, Transit, silent
+from diffusion_service.scheduler import Waiting
+from shared_schema.errors import StoreUnavailable
+from shared_schema.videos import VideoStatus
+
+R = TypeVar("R")
+
+
+class SqlJobStore:
+    """A `JobStore` in a database; see there for what its calls do.
+
+    Raises (when built):
+        DeployError: the URL is wrong, or the database cannot be used by this program.
+    """
+
+    def __init__(self, url: str, *, tell: Tell = silent, clock: Callable[[], float] = time.time) -> None:
+        self._engine = open_engine(database_url(url))
+        METADATA.create_all(self._engine)
+        self._shared = is_shared(self._engine)
+        self._threads = ThreadPoolExecutor(THREADS if self._shared else 1, thread_name_prefix="job-store")
+        self._tell = tell
+        self._clock = clock
+
+    @property
+    def shared(self) -> bool:
+        """See `JobStore.shared`."""
+        return self._shared
+
+    async def add(self, job: Job, limit: int, *, key_limit: int | None = None, claim: Idempotency | None = None) -> Job:
+        """See `JobStore.add`."""
+        kept = await self._run(writes.add, job, limit, key_limit, claim, self._clock())
+        if kept.id == job.id:
+            self._tell(kept.id)
+        return kept
+
+    async def get(self, job_id: str) -> Job | None:
+        """See `JobStore.get`."""
+        return await self._run(reads.read, job_id)
+
+    async def change(self, job_id: str, transition: Transit, *, instance: str | None = None) -> Job:
+        """See `JobStore.change`."""
+        changed = await self._run(writes.change, job_id, transition, instance, self._clock())
+        self._tell(job_id)
+        return changed
+
+    async def page(self, after: str | None, limit: int, order: Order, *, key: str | None = None) -> JobPage:
+        """See `JobStore.page`."""
+        return await self._run(reads.page, after, limit, order, key)
+
+    async def queued_ahead(self, job: Job) -> int:
+        """See `JobStore.queued_ahead`."""
+        return await self._run(reads.queued_ahead, job)
+
+    async def next_queued(self, skip: Collection[str] = ()) -> Job | None:
+        """See `JobStore.next_queued`."""
+        return await self._run(reads.next_queued, tuple(skip))
+
+    async def waiting(self) -> list[Waiting]:
+        """See `JobStore.waiting`."""
+        return await self._run(reads.waiting)
+
+    async def unfinished(self) -> list[Job]:
+        """See `JobStore.unfinished`."""
+        return await self._run(reads.unfinished)
+
+    async def expired(self, now: float) -> list[Job]:
+        """See `JobStore.expired`."""
+        return await self._run(reads.expired, now)
+
+    async def ids(self, status: VideoStatus | None = None) -> frozenset[str]:
+        """See `JobStore.ids`."""
+        return await self._run(reads.ids, status)
+
+    async def known(self, job_ids: Collection[str]) -> frozenset[str]:
+        """See `JobStore.known`."""
+        return await self._run(reads.known, tuple(job_ids))
+
+    async def remove(self, job_id: str) -> None:
+        """See `JobStore.remove`."""
+        if await self._run(writes.remove, job_id):
+            self._tell(job_id)
+
+    async def claim(
+        self, instance: str, now: float, lease_s: float, choose: Choose, skip: Collection[str] = ()
+    ) -> Job | None:
+        """See `JobStore.claim`."""
+        job = await self._run(writes.claim, instance, now, lease_s, choose, frozenset(skip))
+        if job is not None:
+            self._tell(job.id)
+        return job
+
+    async def release(self, job_id: str, instance: str) -> None:
+        """See `JobStore.release`."""
+        if await self._run(writes.release, job_id, instance, self._clock()):
+            self._tell(job_id)
+
+    async def renew(self, instance: str, now: float, lease_s: float) -> Held:
+        """See `JobStore.renew`."""
+        return await self._run(writes.renew, instance, now, lease_s)
+
+    async def reclaim(self, now: float, transition: Transit) -> list[Job]:
+        """See `JobStore.reclaim`."""
+        return await self._each(partial(writes.reclaim_one, now=now, transition=transition))
+
+    async def events(self, job_id: str, after: int | None = None) -> list[JobEvent]:
+        """See `JobStore.events`."""
+        return await self._run(reads.events, job_id, after)
+
+    async def changes(self, after: int | None) -> Changes:
+        """See `JobStore.changes`."""
+        return await self._run(reads.changes, after)
+
+    async def due_webhooks(self, now: float, hold_s: float, limit: int) -> list[Job]:
+        """See `JobStore.due_webhooks`."""
+        return await self._each(partial(writes.hold_webhook, now=now, hold_s=hold_s), limit)
+
+    async def close(self) -> None:
+        """See `JobStore.close`."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._engine.dispose)
+        self._threads.shutdown()
+
+    async def _each(self, work: Callable[..., Job | None], limit: int | None = None) -> list[Job]:
+        """One transaction a job, until there is none left or enough are had."""
+        jobs: list[Job] = []
+        while len(jobs) != limit and (job := await self._run(work)) is not None:
+            self._tell(job.id)
+            jobs.append(job)
+        return jobs
+
+    async def _run(self, work: Callable[..., R], *arguments: object) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(self._transact, work, *arguments))
+
+    def _transact(self, work: Callable[..., R], *arguments: object) -> R:
+        try:
+            with self._engine.begin() as connection:
+                return work(connection, *arguments)
+        except DBAPIError as error:
+            raise StoreUnavailable("the job store does not work now; try again") from error
