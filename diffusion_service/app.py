@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -37,7 +37,8 @@ from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.sizing import largest_payload
 from shared_runtime.transport.slab import PAGE, Slab
 from shared_schema.deploy.layout import layout_of
-from shared_schema.deploy.settings import DiffusionSettings, partitions_for, tasks_served
+from shared_schema.deploy.model import Deployment
+from shared_schema.deploy.settings import DiffusionSettings, Partition, TaskType, partitions_for, tasks_served
 from shared_schema.errors import DeployError, NotReady
 from shared_schema.tasks import CanvasLimits, Task
 
@@ -57,15 +58,11 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     """
     set_up_logging(settings.log_level, "diffusion-api")
     listener = bind(settings.host, settings.port)
-    log_start(settings.deployment, settings.deployment.diffusion, gpus)
-    # Whether both partitions fit is a question of GPU memory; on a CPU they do.
-    partitions = partitions_for(settings.task_type, both_fit=settings.deployment.diffusion.on_cpu)
+    log_start(settings.model, settings.deployment, settings.deployment.diffusion, gpus)
+    partitions = _partitions(settings.task_type, settings.deployment)
     if settings.task_type == "auto":
         logger.info("task type auto serves %s", ", ".join(sorted(tasks_served(partitions))))
-    needs = ALWAYS_NEEDED | set(partitions)
-    if settings.deployment.diffusion.text_only:
-        needs |= MEDIA_ENCODERS
-    checkpoint = resolve_checkpoint(settings.model, needs, revision=settings.deployment.model.revision)
+    checkpoint = _checkpoint(settings.model, settings.deployment, partitions)
     hold_signals()
     artifacts = Artifacts(settings.state_dir)
     service = settings.deployment.service
@@ -76,6 +73,29 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     finally:
         slab.close()
         artifacts.close()
+
+
+def fetch(model: str, deployment: Deployment, task_type: TaskType) -> None:
+    """Bring what this service needs of `model` to this machine, and say where it lies.
+
+    Raises:
+        DeployError: no such model, not complete, or the hub refuses.
+    """
+    set_up_logging("info", "diffusion-fetch")
+    path = _checkpoint(model, deployment, _partitions(task_type, deployment)).path
+    logger.info("%s is complete for the diffusion service in %s", model, path)
+
+
+def _partitions(task_type: TaskType, deployment: Deployment) -> tuple[Partition, ...]:
+    # Whether both partitions fit is a question of GPU memory; on a CPU they do.
+    return partitions_for(task_type, both_fit=deployment.diffusion.on_cpu)
+
+
+def _checkpoint(model: str, deployment: Deployment, partitions: Collection[Partition]) -> Checkpoint:
+    needs = ALWAYS_NEEDED | set(partitions)
+    if deployment.diffusion.text_only:
+        needs |= MEDIA_ENCODERS
+    return resolve_checkpoint(model, needs, revision=deployment.model.revision)
 
 
 def _check_slab(size: int, limits: CanvasLimits, text_dim: int) -> None:

@@ -15,6 +15,7 @@ from shared_runtime.command_line import (
     deployment_of,
     http_url,
     leave_when_told,
+    model_of,
     read_command,
     server_arguments,
 )
@@ -42,6 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         deployment = deployment_of(command, 1)
         if command.action == "show-config":
             sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")
+            return 0
+        if command.action == "fetch":
+            from diffusion_service.app import fetch  # without FastAPI there is nothing to fetch for
+
+            fetch(model_of(command), deployment, command.choice("task-type", get_args(TaskType)))
             return 0
         settings = diffusion_settings(command, deployment)
         gpus = check_startable(settings, os.environ)

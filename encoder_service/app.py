@@ -16,6 +16,7 @@ from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
 from shared_runtime.stored import MEDIA_ENCODERS
 from shared_runtime.transport.accounts import TransportAccounts
+from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.service import ServiceSettings
 from shared_schema.deploy.settings import EncoderSettings
 from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
@@ -36,11 +37,25 @@ def run(settings: EncoderSettings, gpus: tuple[Gpu, ...]) -> None:
     """
     set_up_logging(settings.log_level, "encoder-api")
     listener = bind(settings.host, settings.port)
-    log_start(settings.deployment, settings.deployment.encoder, gpus)
-    needs = ALWAYS_NEEDED if settings.deployment.diffusion.text_only else ALWAYS_NEEDED | MEDIA_ENCODERS
-    checkpoint = resolve_checkpoint(settings.model, needs, revision=settings.deployment.model.revision)
+    log_start(settings.model, settings.deployment, settings.deployment.encoder, gpus)
+    checkpoint = _checkpoint(settings.model, settings.deployment)
     hold_signals()
     asyncio.run(_serve(settings, gpus, checkpoint, listener))
+
+
+def fetch(model: str, deployment: Deployment) -> None:
+    """Bring what this service needs of `model` to this machine, and say where it lies.
+
+    Raises:
+        DeployError: no such model, not complete, or the hub refuses.
+    """
+    set_up_logging("info", "encoder-fetch")
+    logger.info("%s is complete for the encoder service in %s", model, _checkpoint(model, deployment).path)
+
+
+def _checkpoint(model: str, deployment: Deployment) -> Checkpoint:
+    needs = ALWAYS_NEEDED if deployment.diffusion.text_only else ALWAYS_NEEDED | MEDIA_ENCODERS
+    return resolve_checkpoint(model, needs, revision=deployment.model.revision)
 
 
 def group_limits(service: ServiceSettings) -> GroupLimits:

@@ -13,6 +13,7 @@ from shared_runtime.command_line import (
     deployment_of,
     is_loopback,
     leave_when_told,
+    model_of,
     read_command,
     server_arguments,
 )
@@ -37,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         deployment = deployment_of(command, 0)
         if command.action == "show-config":
             sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")
+            return 0
+        if command.action == "fetch":
+            from encoder_service.app import fetch  # without FastAPI there is nothing to fetch for
+
+            fetch(model_of(command), deployment)
             return 0
         settings = encoder_settings(command, deployment)
         gpus = check_startable(settings, os.environ)

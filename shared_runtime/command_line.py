@@ -24,6 +24,8 @@ from shared_schema.errors import DeployError
 
 Choice = TypeVar("Choice", bound=str)
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+Action = Literal["serve", "show-config", "fetch"]
+ACTIONS = "serve, which may be left out, show-config, or fetch, which only downloads the model"
 SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -80,7 +82,7 @@ class Given:
 class Command:
     """A command line, read and not yet understood."""
 
-    action: Literal["serve", "show-config"]
+    action: Action
     as_json: bool
     values: Mapping[str, tuple[Given, ...]]
     """By flag name, defaults included; empty when nothing says."""
@@ -154,22 +156,20 @@ def read_command(
     return Command(action, parsed["json"], values)
 
 
-def _action(words: Sequence[str]) -> Literal["serve", "show-config"]:
+def _action(words: Sequence[str]) -> Action:
     match words:
         case []:
             return "serve"
-        case ["serve" | "show-config" as action]:
+        case ["serve" | "show-config" | "fetch" as action]:
             return action
         case _:
-            raise DeployError(
-                f"unknown command {' '.join(words)!r}: it is serve, which may be left out, or show-config"
-            )
+            raise DeployError(f"unknown command {' '.join(words)!r}: it is {ACTIONS}")
 
 
 def build_parser(program: str, flags: Sequence[Flag]) -> argparse.ArgumentParser:
-    """The argparse form of `flags`, with `show-config` and `--json`."""
+    """The argparse form of `flags`, with the actions and `--json`."""
     parser = _Parser(prog=program, allow_abbrev=False, description="Every flag is also an environment variable.")
-    parser.add_argument("action", nargs="*", help="serve, which may be left out, or show-config", metavar="COMMAND")
+    parser.add_argument("action", nargs="*", help=ACTIONS, metavar="COMMAND")
     parser.add_argument("--json", action="store_true", help="with show-config: print JSON instead of YAML")
     for flag in flags:
         note = "" if flag.default is None else f", default {flag.default}"
@@ -229,7 +229,7 @@ def server_arguments(command: Command, deployment: Deployment) -> ServerArgument
     advertised = command.one("advertise-url")
     levels: tuple[LogLevel, ...] = get_args(LogLevel)
     return ServerArguments(
-        model=_model(command.needed("model")),
+        model=model_of(command),
         deployment=deployment,
         host=command.needed("host").text,
         port=_port(command.needed("port")),
@@ -240,7 +240,13 @@ def server_arguments(command: Command, deployment: Deployment) -> ServerArgument
     )
 
 
-def _model(given: Given) -> str:
+def model_of(command: Command) -> str:
+    """`tiny`, a folder, or a hub id.
+
+    Raises:
+        DeployError: it is missing, or none of these.
+    """
+    given = command.needed("model")
     if given.text == "tiny" or Path(given.text).is_dir() or HUB_ID.fullmatch(given.text):
         return given.text
     raise given.wrong("is tiny, a folder that exists, or a hub id such as MiniMaxAI/MiniMax-H3")

@@ -45,8 +45,12 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def log_start(deployment: Deployment, own: Stage, gpus: tuple[Gpu, ...]) -> None:
+def log_start(model: str, deployment: Deployment, own: Stage, gpus: tuple[Gpu, ...]) -> None:
     """Log once what runs where, and which GPUs are ours: `gpus` are those of the own stage's devices."""
+    if model == "tiny":
+        logger.warning(
+            "tiny weights are random: clips are noise by design; the real model: --model MiniMaxAI/MiniMax-H3"
+        )
     for line in start_lines(deployment):
         logger.info("%s", line)
     for device, gpu in zip(own.devices, gpus, strict=False):

@@ -68,6 +68,22 @@ def test_show_config_resolves_the_six_gpu_command_of_the_recipe() -> None:
     assert not HEAVY & done.imported
 
 
+def test_fetch_brings_the_model_here_and_says_where(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    done = run_command("diffusion_service", "fetch", *TINY, variables=home, trace=False)
+    assert done.code == 0
+    folder = next(path for path in (tmp_path / ".cache" / "minimax-h3-serve").iterdir() if path.is_dir())
+    assert done.stderr[-1].endswith(f"tiny is complete for the diffusion service in {folder}")
+
+
+def test_fetch_of_a_model_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    done = run_command(
+        "diffusion_service", "fetch", "--model", str(tmp_path / "model"), "--deploy-config", "tiny", trace=False
+    )
+    assert (done.code, done.stdout, len(done.stderr)) == (2, "", 1)
+
+
 def test_show_config_reads_variables_and_its_yaml_is_a_deploy_file(tmp_path: Path) -> None:
     variables = {"H3_DEPLOY_CONFIG": "tiny", "H3_STAGE_OVERRIDES": '{"1":{"default_sampling_params":{"seed":7}}}'}
     done = run_command("diffusion_service", "show-config", variables=variables)

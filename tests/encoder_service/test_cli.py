@@ -81,6 +81,22 @@ def test_show_config_needs_no_model_and_prints_the_whole_deployment() -> None:
     assert not HEAVY & done.imported
 
 
+def test_fetch_brings_the_model_here_and_says_where(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    done = run_command("encoder_service", "fetch", *TINY, variables=home, trace=False)
+    assert done.code == 0
+    folder = next(path for path in (tmp_path / ".cache" / "minimax-h3-serve").iterdir() if path.is_dir())
+    assert done.stderr[-1].endswith(f"tiny is complete for the encoder service in {folder}")
+
+
+def test_fetch_of_a_model_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    done = run_command(
+        "encoder_service", "fetch", "--model", str(tmp_path / "model"), "--deploy-config", "tiny", trace=False
+    )
+    assert (done.code, done.stdout, len(done.stderr)) == (2, "", 1)
+
+
 def test_help_names_every_flag_and_variable() -> None:
     done = run_command("encoder_service", "--help")
     assert done.code == 0
