@@ -1,6 +1,7 @@
 """Builds the diffusion service and runs it. Runs in its API process; no torch here."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -32,13 +33,16 @@ from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
 from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
 from shared_runtime.transport.accounts import SlabCollector, TransportAccounts
+from shared_runtime.transport.base import Receiver
 from shared_runtime.transport.header import HEADER_BYTES
+from shared_runtime.transport.nixl_receiver import NixlReceiver
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.sizing import largest_payload
 from shared_runtime.transport.slab import PAGE, Slab
 from shared_schema.deploy.layout import layout_of
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.settings import DiffusionSettings, Partition, TaskType, partitions_for, tasks_served
+from shared_schema.encode import ShmLanding
 from shared_schema.errors import DeployError, NotReady
 from shared_schema.tasks import CanvasLimits, Task
 
@@ -69,7 +73,10 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     slab = Slab.create(service.slab_folder, service.slab_bytes, f"diffusion-{listener.getsockname()[1]}")
     try:
         _check_slab(service.slab_bytes, checkpoint.limits, checkpoint.text_dim)
-        asyncio.run(_serve(settings, gpus, checkpoint, tasks_served(partitions), artifacts, slab, listener))
+        with contextlib.closing(_receiver(settings, slab, listener)) as receiver:
+            asyncio.run(
+                _serve(settings, gpus, checkpoint, tasks_served(partitions), artifacts, slab, receiver, listener)
+            )
     finally:
         slab.close()
         artifacts.close()
@@ -98,6 +105,14 @@ def _checkpoint(model: str, deployment: Deployment, partitions: Collection[Parti
     return resolve_checkpoint(model, needs, revision=deployment.model.revision)
 
 
+def _receiver(settings: DiffusionSettings, slab: Slab, listener: socket.socket) -> Receiver[ShmLanding]:
+    """The slab itself, or the slab behind a NIXL agent."""
+    options = settings.deployment.nixl
+    if options is None:
+        return slab
+    return NixlReceiver.start(slab, f"{socket.gethostname()}:{listener.getsockname()[1]}", options)
+
+
 def _check_slab(size: int, limits: CanvasLimits, text_dim: int) -> None:
     need = largest_payload(limits, text_dim) + HEADER_BYTES + PAGE
     if size < need:
@@ -111,6 +126,7 @@ async def _serve(
     tasks: frozenset[Task],
     artifacts: Artifacts,
     slab: Slab,
+    receiver: Receiver[ShmLanding],
     listener: socket.socket,
 ) -> None:
     deployment, service = settings.deployment, settings.deployment.service
@@ -120,16 +136,16 @@ async def _serve(
     client = EncoderClient(
         settings.encoder_urls[0], token=settings.shared_token, encode_timeout_s=service.encode_timeout_s
     )
-    link = EncoderLink(client, slab, _expected(settings, gpus, checkpoint), service.lease_s)
+    link = EncoderLink(client, receiver, _expected(settings, gpus, checkpoint), service.lease_s)
     sender = ShmSender(service.slab_folder)
     health = ServiceHealth(engine, link)
     registry = new_registry("diffusion", lambda: overall(health))
     accounts = TransportAccounts(registry)
-    registry.register(SlabCollector("shm", lambda: slab.stats))
+    registry.register(SlabCollector("shm" if deployment.nixl is None else "nixl", lambda: slab.stats))
     store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}")
     limits = _limits(settings, checkpoint, tasks)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim)
-    handover = Handover(link, slab, sender, artifacts, service.lease_s, rules, accounts)
+    handover = Handover(link, receiver, sender, artifacts, service.lease_s, rules, accounts)
     runner = JobRunner(store, artifacts, handover, engine, retention_s=limits.retention_s)
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
     count_tokens = _token_counter(client, link)

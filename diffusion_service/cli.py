@@ -20,6 +20,7 @@ from shared_runtime.command_line import (
     server_arguments,
 )
 from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
+from shared_runtime.transport.nixl_process import probe_nixl
 from shared_schema.deploy.load import resolved_text
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.served import check_served
@@ -92,4 +93,6 @@ def check_startable(settings: DiffusionSettings, environment: Mapping[str, str])
         gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
     check_served(settings.deployment, lora_path=settings.lora_path, encoders=len(settings.encoder_urls))
     check_port(settings.host, settings.port)
+    if settings.deployment.nixl is not None:
+        probe_nixl()
     return gpus

@@ -12,11 +12,16 @@ from dataclasses import dataclass
 
 from diffusion_service.encoder_client import EncoderAway, EncoderClient
 from shared_runtime.transport.base import Receiver
+from shared_schema.deploy.model import ConnectorName
 from shared_schema.encode import READ_VERSIONS, EncoderIdentity, ShmLanding
 from shared_schema.errors import H3Error, JobFailed, SlabFull
 
 PERIOD_S = 1.0
 PROBE_BYTES = 64 * 2**20
+_HINTS: dict[ConnectorName, str] = {
+    "SharedMemoryConnector": "shared memory needs one host and one slab folder; two hosts need NixlConnector",
+    "NixlConnector": "NIXL needs a network on which the encoder reaches this host (UCX_NET_DEVICES, UCX_TLS, firewall)",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +32,7 @@ class Expected:
 
     weights_revision: str
     text_only: bool
-    connector: str
+    connector: ConnectorName
     probe_bytes: int
     gpus: tuple[str, ...] = ()
     """UUIDs of our own GPUs, which the encoder must leave alone unless both stages share."""
@@ -65,6 +70,8 @@ class EncoderLink:
             await asyncio.sleep(PERIOD_S)
 
     async def _look(self) -> str | None:
+        if self._receiver.trouble is not None:
+            return self._receiver.trouble
         try:
             identity = await self.client.identity()
             mismatch = self._mismatch(identity)
@@ -98,10 +105,10 @@ class EncoderLink:
         nbytes = self._expected.probe_bytes
         landing = self._receiver.reserve(nbytes, uuid.uuid4().hex, self._lease_s, time.time())
         try:
-            receipt = await self.client.probe(landing, nbytes)
+            receipt = await self.client.probe(self._receiver.for_sender(landing), nbytes)
             await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)
         except JobFailed as error:
-            hint = "shared memory needs one host and one slab folder; two hosts need NixlConnector"
+            hint = _HINTS[self._expected.connector]
             raise EncoderAway(f"the probe of the transport failed: {error}; {hint}") from error
         except SlabFull as error:
             raise EncoderAway("the probe waits for room in the slab") from error

@@ -106,7 +106,7 @@ class Handover:
                 await self._link.client.drop(encoding)
             raise
         async with self._released_on_error(landing):
-            receipt = await self._link.client.push(encoding, landing)
+            receipt = await self._link.client.push(encoding, self._receiver.for_sender(landing))
             await self._prove(landing, encoding.manifest, receipt)
         durations = {
             **{f"encode_{name}": round(seconds, 6) for name, seconds in encoding.timings.items()},

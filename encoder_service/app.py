@@ -71,7 +71,9 @@ async def _serve(
     group = ProcessGroup(
         rank_specs("encoder", Mesh(tp=stage.tensor_parallel_size), stage.devices),
         RANKS,
-        EncoderRankSettings(checkpoint.path, stage, text_only, service.slab_folder, settings.log_level),
+        EncoderRankSettings(
+            checkpoint.path, stage, text_only, service.slab_folder, settings.deployment.nixl, settings.log_level
+        ),
         group_limits(service),
         settings.deployment.distributed_executor_backend,
     )

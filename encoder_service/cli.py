@@ -18,6 +18,7 @@ from shared_runtime.command_line import (
     server_arguments,
 )
 from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
+from shared_runtime.transport.nixl_process import probe_nixl
 from shared_schema.deploy.load import resolved_text
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.served import check_served
@@ -82,4 +83,6 @@ def check_startable(settings: EncoderSettings, environment: Mapping[str, str]) -
         gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
     check_served(settings.deployment)
     check_port(settings.host, settings.port)
+    if settings.deployment.nixl is not None:
+        probe_nixl()
     return gpus

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared_runtime.ranks.messages import RankFacts
-from shared_schema.deploy.model import EncoderStage
+from shared_schema.deploy.model import EncoderStage, NixlExtra
 from shared_schema.deploy.settings import LogLevel
 from shared_schema.encode import EncodeRequest, Landing, PushReceipt, UsedReference
 from shared_schema.encoder_output import Manifest
@@ -20,6 +20,8 @@ class EncoderRankSettings:
     """The text-only split: the VAE encoders belong to the other service."""
     slab_folder: Path
     """The only folder in which landings may lie."""
+    nixl: NixlExtra | None
+    """Send over NIXL, with these options; None: through shared memory."""
     log_level: LogLevel
 
 

@@ -28,11 +28,12 @@ from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_runtime.sharding import Sharding
 from shared_runtime.transport.codec import check_values, checksum
 from shared_runtime.transport.inline import to_safetensors
+from shared_runtime.transport.nixl_sender import NixlSender
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.weights import load_processor, load_text_encoder, load_tokenizer, weight_bytes
-from shared_schema.encode import InlineLanding, Landing, PushReceipt, ShmLanding
+from shared_schema.encode import InlineLanding, Landing, NixlLanding, PushReceipt, ShmLanding
 from shared_schema.encoder_output import EncoderOutput
-from shared_schema.errors import LeaseExpired
+from shared_schema.errors import LeaseExpired, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ class EncoderRank:
             "processor": load_processor(path),
         }
         self._pipeline = EncoderPipeline(path, components, media_encoder, comm)
-        self._sender = ShmSender(settings.slab_folder)
+        nixl, sends = settings.nixl, comm.is_leader
+        self._shm = ShmSender(settings.slab_folder) if nixl is None else None
+        self._nixl = NixlSender.start(nixl) if nixl is not None and sends else None
         self._waiting: dict[str, _Waiting] = {}
         self._weight_bytes = weight_bytes(text_encoder)
         if media_encoder is not None:
@@ -86,7 +89,9 @@ class EncoderRank:
             case Probe(landing, nbytes):
                 return self._probe(landing, nbytes)
             case Tidy():
-                self._sender.forget_removed()
+                for sender in (self._shm, self._nixl):
+                    if sender is not None:
+                        sender.forget_removed()
                 return None
             case CountTokens(prompt):
                 return len(self._tokenizer(prompt, add_special_tokens=False)["input_ids"])
@@ -116,20 +121,29 @@ class EncoderRank:
 
     def _deliver(self, landing: Landing, waiting: _Waiting) -> Pushed:
         match landing:
-            case ShmLanding():
-                return Pushed(self._sender.push(landing, waiting.payload, checksum=waiting.checksum))
+            case ShmLanding() | NixlLanding():
+                return Pushed(self._send(landing, waiting.payload.data, waiting.checksum))
             case InlineLanding():
                 blob = to_safetensors(waiting.payload)
                 receipt = PushReceipt(bytes=len(blob), checksum=checksum(memoryview(blob)), seconds=0.0)
                 return Pushed(receipt, blob)
+
+    def _send(self, landing: ShmLanding | NixlLanding, data: memoryview, known: str | None) -> PushReceipt:
+        """By the sender of the connector, and no other."""
+        if isinstance(landing, NixlLanding) and self._nixl is not None:
+            return self._nixl.push_bytes(landing, data, checksum=known)
+        if isinstance(landing, ShmLanding) and self._shm is not None:
+            return self._shm.push_bytes(landing, data, checksum=known)
+        ours = "SharedMemoryConnector" if self._shm is not None else "NixlConnector"
+        raise TransportError(f"a landing of kind {landing.kind} was given to an encoder that sends over {ours}")
 
     def _probe(self, landing: Landing, nbytes: int) -> Pushed | None:
         if not self._comm.is_leader:
             return None
         pattern = _pattern(nbytes).numpy().data
         match landing:
-            case ShmLanding():
-                return Pushed(self._sender.push_bytes(landing, pattern))
+            case ShmLanding() | NixlLanding():
+                return Pushed(self._send(landing, pattern, None))
             case InlineLanding():
                 receipt = PushReceipt(bytes=nbytes, checksum=checksum(pattern), seconds=0.0)
                 return Pushed(receipt, bytes(pattern))

@@ -93,13 +93,32 @@ class ShmLanding(Wire):
     """Unix time after which the sender may no longer write."""
 
 
+class NixlLanding(Wire):
+    """A reserved range of a slab on any host, for one NIXL WRITE. NIXL's own metadata, and integers: no pickle."""
+
+    kind: Literal["nixl"] = "nixl"
+    owner: str = Field(min_length=1, max_length=256)
+    """Who owns the slab, the same after a restart: a landing of a new `agent` says that the owner's old one is gone."""
+    agent: str = Field(min_length=1, max_length=64)
+    """NIXL agent that has registered the slab, new at each of its starts."""
+    metadata: str = Field(max_length=2**16)
+    """What NIXL needs to reach that agent, base64."""
+    address: int = Field(ge=0, lt=2**64)
+    """Of the first payload byte, in the agent's memory."""
+    length: int = Field(ge=0)
+    generation: int = Field(ge=1)
+    request_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    seconds_left: float = Field(gt=0)
+    """Seconds from now in which the sender may write: a duration, for the clocks of two hosts differ."""
+
+
 class InlineLanding(Wire):
     """No memory at all: the payload comes back as the body of the answer, a safetensors file."""
 
     kind: Literal["inline"] = "inline"
 
 
-Landing = Annotated[ShmLanding | InlineLanding, Field(discriminator="kind")]
+Landing = Annotated[ShmLanding | NixlLanding | InlineLanding, Field(discriminator="kind")]
 
 
 class PushRequest(Wire):

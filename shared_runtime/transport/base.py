@@ -1,16 +1,16 @@
 """What a transport is: the receiver owns memory and hands out landings, the sender pushes into them. No torch.
 
-A transport brings both sides for its kind of landing. Shared memory: `slab.Slab` and `shm.ShmSender`. A transport over
-a network keeps the same slab, registered once, and its sender writes with a notification instead of a memcpy.
+A transport brings both sides for its kind of landing. Shared memory: `slab.Slab` and `shm.ShmSender`. NIXL keeps the
+same slab, registered once: `nixl_receiver.NixlReceiver`, and `nixl_sender.NixlSender` writes with a notification.
 """
 
 from typing import Protocol, TypeVar
 
-from shared_schema.encode import PushReceipt, ShmLanding
+from shared_schema.encode import Landing, NixlLanding, PushReceipt, ShmLanding
 from shared_schema.encoder_output import EncoderOutput
 
 L = TypeVar("L", bound=ShmLanding)
-L_contra = TypeVar("L_contra", bound=ShmLanding, contravariant=True)
+L_contra = TypeVar("L_contra", bound=ShmLanding | NixlLanding, contravariant=True)
 
 
 class Sender(Protocol[L_contra]):
@@ -42,6 +42,17 @@ class Receiver(Protocol[L]):
         Raises:
             SlabFull: not now. TransportError: never.
         """
+
+    def for_sender(self, landing: L) -> Landing:
+        """What the sender is told of this landing. From here on it may write.
+
+        Raises:
+            TransportError: nobody can be told now.
+        """
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be received now, for readiness; None while all is well."""
 
     def renew(self, landing: L, deadline: float) -> L:
         """Move a deadline."""

@@ -23,6 +23,7 @@ from shared_runtime.transport.header import (
     HEADER_BYTES,
     LandingState,
     read_header,
+    write_checksum,
     write_deadline,
     write_header,
     write_state,
@@ -155,6 +156,25 @@ class Slab:
             entry.landing = entry.landing.model_copy(update={"deadline": deadline})
             write_deadline(self._view, landing.offset, deadline)
             return entry.landing
+
+    def for_sender(self, landing: ShmLanding) -> ShmLanding:
+        """What the sender is told: the landing itself."""
+        return landing
+
+    @property
+    def trouble(self) -> None:
+        """Nothing can keep a slab from receiving."""
+
+    def written(self, landing: ShmLanding, checksum: str) -> None:
+        """Note what a sender that cannot reach the header has said: its bytes are there.
+
+        Raises:
+            LeaseExpired: the landing lapsed or was released already.
+        """
+        with self._lock:
+            self._live(landing)
+            write_checksum(self._view, landing.offset, checksum)
+            write_state(self._view, landing.offset, LandingState.WRITTEN)
 
     def view(self, landing: ShmLanding) -> memoryview:
         """The payload's bytes, valid until the landing is released.

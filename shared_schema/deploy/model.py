@@ -310,3 +310,10 @@ class Deployment(Settings):
         """What the payload travels through; an edge that names nothing is shared memory."""
         named = self.diffusion.input_connectors.get("from_stage_0")
         return "SharedMemoryConnector" if named is None else self.connectors[named].name
+
+    @property
+    def nixl(self) -> NixlExtra | None:
+        """Options of the edge's NIXL connector; None where the payload travels through shared memory."""
+        named = self.diffusion.input_connectors.get("from_stage_0")
+        connector = None if named is None else self.connectors[named]
+        return connector.extra if isinstance(connector, NixlConnector) else None

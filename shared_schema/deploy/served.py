@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
-from shared_schema.deploy.model import Deployment
+from shared_schema.deploy.model import Deployment, NixlConnector
 from shared_schema.errors import DeployError
 
 ATTENTION_BACKENDS = (None, "TORCH_SDPA")
+NIXL_USED = frozenset({"backends", "num_threads", "transfer_timeout_s", "poll_interval_s"})
+"""Options of the NIXL connector that change something. The others belong to vLLM-Omni's own hand-shake: here agents
+introduce themselves over the services' HTTP, leases are `service.lease_s`, and landings are host memory."""
 
 
 def check_served(deployment: Deployment, *, lora_path: str | None = None, encoders: int = 1) -> None:
@@ -29,8 +32,9 @@ def check_served(deployment: Deployment, *, lora_path: str | None = None, encode
 
 def _refusals(deployment: Deployment) -> Iterator[str]:
     encoder, diffusion = deployment.encoder, deployment.diffusion
-    if deployment.connector == "NixlConnector":
-        yield "NixlConnector is not served yet: let both ends of the edge name a SharedMemoryConnector"
+    if deployment.nixl is not None and deployment.nixl.backends != ("UCX",):
+        backends = ", ".join(deployment.nixl.backends)
+        yield f"the NixlConnector's extra.backends: [{backends}] is not served: use [UCX]"
     if deployment.distributed_executor_backend == "ray" and (encoder.share_devices or diffusion.share_devices):
         yield "share_devices does not go with distributed_executor_backend: ray, which gives each rank its own: use mp"
     for stage in (encoder, diffusion):
@@ -58,6 +62,10 @@ def _refusals(deployment: Deployment) -> Iterator[str]:
 def unused_keys(deployment: Deployment) -> list[str]:
     """Keys that the file gives, that are read so that files load, and that change nothing; logged once at start."""
     unused = ["trust_remote_code"] if deployment.trust_remote_code else []
+    for name, connector in deployment.connectors.items():
+        if isinstance(connector, NixlConnector):
+            given = sorted(connector.extra.model_fields_set - NIXL_USED)
+            unused += [f"connectors.{name}.extra.{key}" for key in given]
     for stage in deployment.stages:
         if stage.gpu_memory_utilization is not None:
             unused.append(f"stages[{stage.stage_id}].gpu_memory_utilization")

@@ -267,6 +267,17 @@ def make_pair(
     return Pair(root, slabs, mark, encoder, diffusion, httpx.Client(base_url=diffusion.url, timeout=120))
 
 
+def nixl_over(root: Path, base: str, extra: str = "{host: auto, zmq_port: 50071, backends: [UCX]}") -> str:
+    """Write a deploy file into `root` that is the preset `base` with NIXL between the stages; its name."""
+    name = f"{base}_nixl.yaml"
+    edges = (
+        "[{stage_id: 0, output_connectors: {to_stage_1: nixl}}, {stage_id: 1, input_connectors: {from_stage_0: nixl}}]"
+    )
+    connector = f"connectors: {{nixl: {{name: NixlConnector, extra: {extra}}}}}"
+    (root / name).write_text(f"base_config: {base}\n{connector}\nstages: {edges}\n")
+    return name
+
+
 def free_port() -> int:
     """A port of the loopback address that nobody listens on."""
     with socket.socket() as listener:

@@ -5,13 +5,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from shared_runtime.transport.codec import copy
+from shared_runtime.transport.codec import checksum, copy
+from shared_runtime.transport.nixl_receiver import NixlReceiver
+from shared_runtime.transport.nixl_sender import NixlSender
 from shared_runtime.transport.shm import ShmSender, SlabReader
 from shared_runtime.transport.slab import Slab
-from shared_schema.encode import ShmLanding
+from shared_schema.deploy.model import NixlExtra
+from shared_schema.encode import NixlLanding, ShmLanding
 from shared_schema.errors import H3Error
 
 ROOT = Path(__file__).parents[3]
@@ -99,6 +102,36 @@ def _push(folder: Path, stop: str) -> None:
             _tell("pushed", receipt.checksum)
 
 
+def _push_over_nixl() -> None:
+    """Push a pattern into every landing that comes in, and say how the write went."""
+    sender = NixlSender.start(NixlExtra())
+    _tell("ready")
+    for line in sys.stdin:
+        landing = NixlLanding.model_validate_json(line)
+        data = memoryview(pattern(landing))
+        _tell("begins")
+        try:
+            receipt = sender.push_bytes(landing, data, checksum=checksum(data))
+        except H3Error as error:
+            _tell(type(error).__name__, error)
+        else:
+            _tell("pushed", receipt.checksum)
+
+
+def _own_over_nixl(folder: Path, size: int) -> None:
+    """Own a slab behind an agent; tell a landing of every length that comes in, and verify it with the next line."""
+    slab = Slab.create(folder, size, "child")
+    with closing(NixlReceiver.start(slab, "the child", NixlExtra())) as receiver:
+        _tell(slab.path)
+        for line in sys.stdin:
+            landing = receiver.reserve(int(line), "3" * 32, 30.0, time.time())
+            _tell(receiver.for_sender(landing).model_dump_json())
+            said = sys.stdin.readline().strip()
+            receiver.verify(landing, said)
+            _tell(receiver.view(landing) == pattern(landing))
+            receiver.release(landing)
+
+
 def _read(folder: Path) -> None:
     """Map one landing, print whether it holds the pattern, and stay."""
     landing = ShmLanding.model_validate_json(sys.stdin.readline())
@@ -106,7 +139,7 @@ def _read(folder: Path) -> None:
     sys.stdin.readline()
 
 
-def pattern(landing: ShmLanding) -> bytes:
+def pattern(landing: ShmLanding | NixlLanding) -> bytes:
     """Bytes that tell every generation from every other."""
     unit = landing.generation.to_bytes(8, "little") + bytes.fromhex(landing.request_id)
     return (unit * (landing.length // len(unit) + 1))[: landing.length]
@@ -129,5 +162,9 @@ if __name__ == "__main__":
             _own(Path(where), int(rest[0]), int(rest[1]) if len(rest) > 1 else os.geteuid())
         case "push":
             _push(Path(where), rest[0] if rest else "")
+        case "push-nixl":
+            _push_over_nixl()
+        case "own-nixl":
+            _own_over_nixl(Path(where), int(rest[0]))
         case "read":
             _read(Path(where))

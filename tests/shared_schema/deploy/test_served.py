@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from shared_schema.deploy.load import load_deployment, preset_names
-from shared_schema.deploy.served import check_served, unused_keys
+from shared_schema.deploy.model import NixlConnector, NixlExtra
+from shared_schema.deploy.served import NIXL_USED, check_served, unused_keys
 from shared_schema.errors import DeployError
 
 BASE = "minimax_h3_disaggregated"
@@ -23,13 +24,8 @@ def test_one_rank_each_is_served() -> None:
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_of_the_presets_only_those_with_nixl_are_refused(name: str) -> None:
-    deployment = load_deployment(name)
-    if name.endswith("_nixl"):
-        with pytest.raises(DeployError, match="NixlConnector is not served yet"):
-            check_served(deployment)
-    else:
-        check_served(deployment)
+def test_every_preset_is_served(name: str) -> None:
+    check_served(load_deployment(name))
 
 
 @pytest.mark.parametrize(
@@ -79,13 +75,14 @@ def test_precisions_that_nothing_computes_in_yet_are_refused(overrides: str, mes
             "share_devices does not go with distributed_executor_backend: ray",
         ),
         (
-            "{connectors: {n: {name: NixlConnector}}, stages: [{stage_id: 0, output_connectors: {to_stage_1: n}}, "
-            "{stage_id: 1, input_connectors: {from_stage_0: n}}], base_config: tiny}",
-            "NixlConnector is not served yet",
+            "{connectors: {n: {name: NixlConnector, extra: {backends: [UCX, LIBFABRIC]}}}, base_config: tiny, "
+            "stages: [{stage_id: 0, output_connectors: {to_stage_1: n}}, {stage_id: 1, input_connectors: "
+            "{from_stage_0: n}}]}",
+            r"extra.backends: \[UCX, LIBFABRIC\] is not served: use \[UCX\]",
         ),
     ],
 )
-def test_nixl_and_devices_shared_under_ray_are_refused(tmp_path: Path, line: str, message: str) -> None:
+def test_other_nixl_backends_and_devices_shared_under_ray_are_refused(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(line if "base_config" in line else f"base_config: tiny\n{line}\n", encoding="utf-8")
     with pytest.raises(DeployError, match=message):
@@ -95,3 +92,14 @@ def test_nixl_and_devices_shared_under_ray_are_refused(tmp_path: Path, line: str
 def test_keys_that_change_nothing_are_listed() -> None:
     assert unused_keys(load_deployment("tiny")) == []
     assert unused_keys(load_deployment(BASE)) == ["trust_remote_code", "stages[0].gpu_memory_utilization"]
+    nixl = [f"connectors.nixl_connector.extra.{key}" for key in ("host", "zmq_port")]
+    assert unused_keys(load_deployment(f"{BASE}_nixl"))[1:3] == nixl
+
+
+def test_every_option_of_nixl_is_used_or_listed() -> None:
+    extra = {name: field.default for name, field in NixlExtra.model_fields.items()}
+    deployment = load_deployment(f"{BASE}_nixl")
+    given = NixlConnector(name="NixlConnector", extra=NixlExtra.model_validate(extra))
+    listed = unused_keys(deployment.model_copy(update={"connectors": {"n": given}}))
+    assert {f"connectors.n.extra.{name}" for name in set(extra) - NIXL_USED} <= set(listed)
+    assert set(extra) > NIXL_USED
