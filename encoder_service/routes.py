@@ -2,18 +2,21 @@
 
 import asyncio
 import hmac
+import json
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import cast
+from typing import Any, cast
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 
 from encoder_service.commands import Pushed
 from encoder_service.encoder import Encoder
@@ -30,11 +33,16 @@ from shared_schema.encode import (
     TokensAnswer,
     TokensRequest,
 )
-from shared_schema.errors import H3Error, InvalidRequest, NotReady, RequestError, TaskCancelled
+from shared_schema.errors import ErrorBody, H3Error, InvalidRequest, NotFound, NotReady, RequestError, TaskCancelled
 from shared_schema.health import Health
 from shared_schema.tasks import MediaCaps, ReferenceLimits
 
 SAFETENSORS = "application/octet-stream"
+_ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "Any other answer."}}
+_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not ready, and why."}}
+_INLINE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}, "description": "Pushed."}
+}
 
 
 class WrongToken(RequestError):
@@ -60,20 +68,39 @@ def build_app(deps: EncoderDeps) -> FastAPI:
     """The encoder's ASGI application."""
     app = FastAPI(title="MiniMax-H3 encoder service", openapi_url="/openapi.json")
     app.add_exception_handler(H3Error, _answer_error)
-    app.add_exception_handler(ValidationError, _answer_invalid)
+    for invalid in (ValidationError, RequestValidationError):
+        app.add_exception_handler(invalid, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_refused)
+    app.add_exception_handler(Exception, _answer_fault)
     app.include_router(_health_routes(deps))
-    app.include_router(_encoding_routes(deps))
+    app.include_router(_encoding_routes(deps), responses=_ERRORS)
     return app
 
 
 async def _answer_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, H3Error)
-    return JSONResponse(error.body().model_dump(), status_code=error.status)
+    return _error(error)
 
 
 async def _answer_invalid(_request: Request, error: Exception) -> Response:
-    invalid = InvalidRequest(str(error), param="request")
-    return JSONResponse(invalid.body().model_dump(), status_code=invalid.status)
+    return _error(InvalidRequest(str(error), param="request"))
+
+
+async def _answer_refused(_request: Request, error: Exception) -> Response:
+    """The framework's own refusals: no such route, a method it does not take, a form that cannot be read."""
+    assert isinstance(error, HTTPException)
+    refused = NotFound("there is no such route") if error.status_code == 404 else InvalidRequest(str(error.detail))
+    return _error(refused, status=error.status_code, headers=error.headers)
+
+
+async def _answer_fault(_request: Request, _error_that_is_logged: Exception) -> Response:
+    return _error(H3Error("an internal error; the encoder's log has it"))
+
+
+def _error(error: H3Error, *, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+    # ASCII: half a surrogate pair of the caller's own text has no other form.
+    body = json.dumps(error.body().model_dump())
+    return Response(body, status_code=status or error.status, headers=headers, media_type="application/json")
 
 
 def _guard(token: str | None) -> Callable[[Request], Awaitable[None]]:
@@ -92,14 +119,14 @@ def _health_routes(deps: EncoderDeps) -> APIRouter:
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
 
-    @routes.get("/readyz")
-    @routes.get("/health")
+    @routes.get("/readyz", responses=_NOT_READY)
+    @routes.get("/health", responses=_NOT_READY)
     async def readyz(response: Response) -> Health:
         report = health_of(deps.group)
         response.status_code = 200 if report.status == "healthy" else 503
         return report
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(exposition(deps.registry), media_type=CONTENT_TYPE)
 
@@ -123,7 +150,7 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
     async def identity() -> EncoderIdentity:
         return deps.identity
 
-    @routes.post("/encodings")
+    @routes.post("/encodings", openapi_extra=_encode_body())
     async def encode(http: Request) -> Encoding:
         async with http.form(max_files=ReferenceLimits().total, max_part_size=MediaCaps().image_bytes) as form:
             request = _read_request(form.get("request"))
@@ -133,7 +160,7 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
             files = tuple(_unnamed_path(upload) for upload in uploads)
             return await _unless_gone(http, deps.encoder.encode(request, files))
 
-    @routes.post("/encodings/{encoding_id}/push", response_model=PushReceipt)
+    @routes.post("/encodings/{encoding_id}/push", response_model=PushReceipt, responses=_INLINE)
     async def push(encoding_id: str, body: PushRequest) -> Response | PushReceipt:
         return _pushed(await deps.encoder.push(encoding_id, body.landing))
 
@@ -146,7 +173,7 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
         await deps.encoder.drop(encoding_id)
         return {"deleted": True}
 
-    @routes.post("/probes", response_model=PushReceipt)
+    @routes.post("/probes", response_model=PushReceipt, responses=_INLINE)
     async def probe(body: ProbeRequest) -> Response | PushReceipt:
         return _pushed(await deps.encoder.probe(body.landing, body.bytes))
 
@@ -155,6 +182,15 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
         return TokensAnswer(tokens=await deps.encoder.count_tokens(body.prompt))
 
     return routes
+
+
+def _encode_body() -> dict[str, Any]:
+    """How `/openapi.json` describes the form of an encoding."""
+    text = {"type": "string", "contentMediaType": "application/json", "description": "An EncodeRequest."}
+    files = {"type": "array", "items": {"type": "string", "format": "binary"}, "maxItems": ReferenceLimits().total}
+    properties = {"request": text, "file": files}
+    form = {"type": "object", "required": ["request"], "properties": properties, "additionalProperties": False}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
 
 
 async def _unless_gone(http: Request, work: Coroutine[None, None, Encoding]) -> Encoding:

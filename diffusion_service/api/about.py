@@ -6,6 +6,7 @@ from starlette.responses import JSONResponse, Response
 
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.limits import ServerLimits
+from diffusion_service.api.schema import parameter
 from shared_schema.errors import NotFound
 from shared_schema.tasks import (
     ASPECT_RATIOS,
@@ -25,6 +26,8 @@ from shared_schema.tasks import (
     min_side,
 )
 
+MODEL_NAME = parameter("name", {"type": "string"}, "A name under which this server serves its model.", "path")
+
 
 def about_router(deps: ApiDeps) -> APIRouter:
     """Models and limits; neither changes while the process lives."""
@@ -36,7 +39,7 @@ def about_router(deps: ApiDeps) -> APIRouter:
         data = [_model(name, deps) for name in deps.limits.served_names]
         return JSONResponse({"object": "list", "data": data})
 
-    @router.get("/models/{name:path}")
+    @router.get("/models/{name:path}", openapi_extra={"parameters": [MODEL_NAME]})
     async def model(request: Request) -> Response:
         """One served name."""
         name = request.path_params["name"]

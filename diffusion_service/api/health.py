@@ -7,6 +7,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from diffusion_service.api.deps import ApiDeps, HealthSource
+from diffusion_service.api.schema import NOT_READY
 from shared_schema.errors import StoreUnavailable
 from shared_schema.health import Health
 
@@ -22,17 +23,17 @@ def health_router(deps: ApiDeps) -> APIRouter:
         """The process answers."""
         return JSONResponse({"status": "alive"})
 
-    @router.get("/readyz", response_model=Health)
+    @router.get("/readyz", response_model=Health, responses=NOT_READY)
     async def ready() -> Response:
         """Weights, ranks and the way from an encoder are ready; else 503 with the reasons."""
         return _answer(overall(deps.health))
 
-    @router.get("/health", response_model=Health)
+    @router.get("/health", response_model=Health, responses=NOT_READY)
     async def health() -> Response:
         """The same in vLLM-Omni's form."""
         return _answer(overall(deps.health))
 
-    @router.get("/readyz/api", response_model=Health)
+    @router.get("/readyz/api", response_model=Health, responses=NOT_READY)
     async def api_ready() -> Response:
         """Store and disk work: jobs can be queued, whatever ranks and encoder do."""
         return _answer(await _api(deps))

@@ -1,10 +1,23 @@
-"""How `/openapi.json` describes the body of `POST /v1/videos`. Pure; runs in the API process."""
+"""How `/openapi.json` describes what a handler reads and writes by itself. Pure; runs in the API process."""
 
 from typing import Any
 
 from diffusion_service.api.fields import MEDIA_FIELDS
 from diffusion_service.api.forms import ENCODER_OUTPUT
+from shared_schema.errors import ErrorBody
+from shared_schema.health import Health
 from shared_schema.videos import CreateVideo, MediaReference
+
+Answers = dict[int | str, dict[str, Any]]
+"""Of one route, by status."""
+ERRORS: Answers = {"default": {"model": ErrorBody, "description": "Any other answer is an error."}}
+NOT_READY: Answers = {503: {"model": Health, "description": "Not ready, and why."}}
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+CLIP: Answers = {200: {"description": "The MP4.", "content": {"video/mp4": BINARY}}}
+CONTENT: Answers = {
+    200: {"description": "The MP4, or a picture of it.", "content": {"video/mp4": BINARY, "image/jpeg": BINARY}},
+    206: {"description": "The part of the MP4 that `Range` asked for.", "content": {"video/mp4": BINARY}},
+}
 
 
 def create_body() -> dict[str, Any]:
@@ -39,3 +52,20 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 
     resolved: dict[str, Any] = resolve(schema)
     return resolved
+
+
+def parameter(name: str, schema: dict[str, Any], description: str, place: str = "query") -> dict[str, Any]:
+    """One parameter of a URL."""
+    return {"name": name, "in": place, "required": place == "path", "schema": schema, "description": description}
+
+
+VIDEO_ID = parameter("video_id", {"type": "string"}, "Id of a video.", "path")
+PAGE = [
+    parameter("after", {"type": "string"}, "Id of the video after which the page begins."),
+    parameter("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, "Videos of a page."),
+    parameter("order", {"enum": ["asc", "desc"], "default": "desc"}, "By acceptance, oldest or newest first."),
+]
+PART = [
+    parameter("variant", {"enum": ["video", "thumbnail"], "default": "video"}, "The clip, or a JPEG of it."),
+    parameter("index", {"type": "integer", "minimum": 0, "default": 0}, "Which output."),
+]

@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.errors import error_response
 from diffusion_service.api.intake import Intake
-from diffusion_service.api.schema import create_body
+from diffusion_service.api.schema import CLIP, CONTENT, PAGE, PART, VIDEO_ID, create_body
 from diffusion_service.jobs.job import Job, JobFailure
 from diffusion_service.jobs.store import Order
 from diffusion_service.mux import thumbnail
@@ -29,15 +29,20 @@ def videos_router(deps: ApiDeps) -> APIRouter:
     router = APIRouter(prefix="/v1/videos", tags=["videos"])
     body = {"requestBody": create_body()}
     router.add_api_route("", routes.create, methods=["POST"], response_model=Video, openapi_extra=body)
-    router.add_api_route("/sync", routes.create_sync, methods=["POST"], openapi_extra=body)
-    router.add_api_route("", routes.list_, methods=["GET"], response_model=VideoList)
+    router.add_api_route("/sync", routes.create_sync, methods=["POST"], responses=CLIP, openapi_extra=body)
+    router.add_api_route(
+        "", routes.list_, methods=["GET"], response_model=VideoList, openapi_extra={"parameters": PAGE}
+    )
     for path in ("/edits", "/extensions", "/characters", "/{video_id}/remix"):
         router.add_api_route(path, _not_implemented, methods=["POST"], include_in_schema=False)
     router.add_api_route("/characters/{name}", _not_implemented, methods=["GET", "DELETE"], include_in_schema=False)
-    router.add_api_route("/{video_id}", routes.get, methods=["GET"], response_model=Video)
-    router.add_api_route("/{video_id}", routes.delete, methods=["DELETE"], response_model=VideoDeleted)
-    router.add_api_route("/{video_id}/cancel", routes.cancel, methods=["POST"], response_model=Video)
-    router.add_api_route("/{video_id}/content", routes.content, methods=["GET"])
+    one, part = {"parameters": [VIDEO_ID]}, {"parameters": [VIDEO_ID, *PART]}
+    router.add_api_route("/{video_id}", routes.get, methods=["GET"], response_model=Video, openapi_extra=one)
+    router.add_api_route(
+        "/{video_id}", routes.delete, methods=["DELETE"], response_model=VideoDeleted, openapi_extra=one
+    )
+    router.add_api_route("/{video_id}/cancel", routes.cancel, methods=["POST"], response_model=Video, openapi_extra=one)
+    router.add_api_route("/{video_id}/content", routes.content, methods=["GET"], responses=CONTENT, openapi_extra=part)
     router.add_api_route("/{video_id}/content", routes.content, methods=["HEAD"], include_in_schema=False)
     return router
 

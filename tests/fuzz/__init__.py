@@ -1,0 +1,1 @@
+"""Random requests against both services, drawn from what they say about themselves."""
