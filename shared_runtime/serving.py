@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,6 +19,9 @@ from shared_schema.errors import DeployError
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_OPEN_FILES = 65_536
+_KEEP_ALIVE_S = 75
+"""Longer than clients wait between two polls, and than the minute after which common proxies close a connection."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -80,7 +84,17 @@ async def serve(
     Raises:
         Whatever `supervise` raised.
     """
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    _allow_open_files()
+    # httptools has no limit for a request's head: with h11 a caller cannot have us hold more than 64 KiB of it.
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=2,
+    )
     server = _Server(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -102,3 +116,11 @@ async def serve(
         supervising.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await supervising
+
+
+def _allow_open_files() -> None:
+    """A connection is an open file, and the usual limit of 1024 is fewer than the clients that may poll."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
