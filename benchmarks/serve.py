@@ -2,8 +2,11 @@
 
     python -m benchmarks.serve --json benchmarks/results/serve.json        the tiny checkpoint, both sides, in turn
     python -m benchmarks.serve --url http://host:8000 --jobs 20 --concurrency 2 --size 1344x768 --steps 50
+    python -m benchmarks.serve --mode clients      1,000 clients that poll and 200 that listen, beside ten that poll
+    python -m benchmarks.serve --mode stored       10,000 kept jobs beside ten
+    python -m benchmarks.serve --mode progress     how straight progress runs over wall time
 
-Every time runs from sending the POST until the whole MP4 is here. Loading and one warm-up job a side are left out.
+Every time of a job runs from sending the POST until the whole MP4 is here. Loading and warm-up jobs are left out.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from typing import Literal
 
 import httpx
 
+from benchmarks import clients, progress, stored
 from benchmarks.figures import provenance, spread, stage_medians, write_json
 from benchmarks.served import ServedRun, run_job
 from shared_runtime.tiny import tiny_checkpoint
@@ -107,13 +111,13 @@ def one_process(checkpoint: Path, media: Path, out: Path) -> Iterator[OneProcess
 
 
 @contextmanager
-def own_pair(model: str, deploy: str, folder: Path) -> Iterator[str]:
-    """Both services as children; the URL of the public API."""
+def own_pair(model: str, deploy: str, folder: Path) -> Iterator[Pair]:
+    """Both services as children, ready."""
     encoder_port, diffusion_port = free_ports(2)
     settings = PairSettings(model, deploy, encoder_port, diffusion_port, folder / "state", log_dir=folder / "logs")
     with Pair(settings) as pair:
         pair.wait_ready(READY_S)
-        yield settings.diffusion_url
+        yield pair
 
 
 def measure(client: httpx.Client, alone: OneProcess | None, clip: Clip, media: Path, repeat: int) -> Sides:
@@ -164,25 +168,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write the file that was asked for."""
     options = _parser().parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    width, height = (int(side) for side in options.size.split("x"))
-    clip = Clip("main", options.task, "a lighthouse at dusk", MEDIA[options.task], height=height, width=width)
-    clip = replace(clip, num_frames=options.frames, num_inference_steps=options.steps)
     with tempfile.TemporaryDirectory(prefix="h3-benchmark-") as name:
         folder = Path(name)
         make_samples(folder)
-        figures = _beside(options, clip, folder) if options.url is None else _under_load(options, clip, folder)
+        figures = _measured(options, folder)
     figures = {**provenance(sys.argv), **figures}
     if options.json:
         write_json(options.json, figures)
     return 0
 
 
+def _measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    match options.mode:
+        case "clients":
+            return _clients(options, folder)
+        case "stored":
+            return _shown(stored.measure(folder, few=10, many=options.stored, repeat=options.polls))
+        case "progress":
+            with own_pair(options.model, options.deploy_config, folder) as pair, _client(pair) as client:
+                return _shown(progress.measure(client, folder, options.repeat, options.progress_steps))
+    clip = _clip(options)
+    return _beside(options, clip, folder) if options.url is None else _under_load(options, clip, folder)
+
+
+def _clip(options: argparse.Namespace) -> Clip:
+    width, height = (int(side) for side in options.size.split("x"))
+    clip = Clip("main", options.task, "a lighthouse at dusk", MEDIA[options.task], height=height, width=width)
+    return replace(clip, num_frames=options.frames, num_inference_steps=options.steps)
+
+
+def _clients(options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    clip = replace(_clip(options), task="t2va", media=())
+    with own_pair(options.model, options.deploy_config, folder) as pair, _client(pair) as client:
+        run_job(client, clip.fields(), [], folder / "warm.mp4")
+        found = clients.measure(
+            client, pair.pid("diffusion_service"), clip, options.repeat, options.clients, options.streams
+        )
+    return _shown({"request": clip.as_json(), **found})
+
+
+def _client(pair: Pair) -> httpx.Client:
+    return httpx.Client(base_url=pair.settings.diffusion_url, timeout=600)
+
+
+def _shown(figures: dict[str, object]) -> dict[str, object]:
+    print(json.dumps(figures, indent=2))
+    return figures
+
+
 def _beside(options: argparse.Namespace, clip: Clip, folder: Path) -> dict[str, object]:
     checkpoint = tiny_checkpoint() if options.model == "tiny" else Path(options.model)
     found: dict[str, object] = {}
     with (
-        own_pair(str(checkpoint), options.deploy_config, folder) as url,
-        httpx.Client(base_url=url, timeout=600) as client,
+        own_pair(str(checkpoint), options.deploy_config, folder) as pair,
+        _client(pair) as client,
         one_process(checkpoint, folder, folder / "alone.mp4") as alone,
     ):
         for each in (clip, SMALLEST):
@@ -211,6 +250,7 @@ def _row(name: str, figures: dict[str, float]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks.serve", description="Measure the pair through its public API.")
+    parser.add_argument("--mode", choices=["pair", "clients", "stored", "progress"], default="pair")
     parser.add_argument("--url", help="a pair that runs; default: start one here and measure one process beside it")
     parser.add_argument("--model", default="tiny", help="`tiny` or a checkpoint's folder")
     parser.add_argument("--deploy-config", default="tiny")
@@ -221,6 +261,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=10, help="with --url")
     parser.add_argument("--concurrency", type=int, default=1, help="with --url")
+    parser.add_argument("--clients", type=int, default=1000, help="with --mode clients")
+    parser.add_argument("--streams", type=int, default=200, help="with --mode clients")
+    parser.add_argument("--stored", type=int, default=10_000, help="jobs, with --mode stored")
+    parser.add_argument("--polls", type=int, default=300, help="answers of each kind and side, with --mode stored")
+    parser.add_argument("--progress-steps", type=int, help="sigma points in place of four, with --mode progress")
     parser.add_argument("--json", type=Path)
     return parser
 

@@ -101,6 +101,10 @@ class Pair:
                     raise ServiceEnded(f"not ready after {timeout_s:g} s: {reason}")
                 time.sleep(POLL_SECONDS)
 
+    def pid(self, package: str) -> int:
+        """Of the API process of a service."""
+        return self._running[package].pid
+
     def check(self) -> None:
         """Raises `ServiceEnded` when a service has ended by itself."""
         for package, process in self._running.items():
