@@ -26,13 +26,20 @@ TESTS ?= tests --ignore=tests/faults --ignore-glob='*/test_ray.py'
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help requirements setup demo serve test faults check
+# Of `make crash` and `make fuzz`; without a seed they draw one and say it.
+MINUTES ?= 10
+SEED ?=
+FUZZ_SECONDS ?= 600
+
+.PHONY: help requirements setup demo serve test faults crash fuzz check
 help:
 	@echo "make setup   make $(VENV) from constraints.txt"
 	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/"
 	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK=)"
 	@echo "make test    run the tests (TESTS=tests/shared_schema for a part)"
 	@echo "make faults  kill and stop every process of a pair in every phase (.ci/run faults: a part of it)"
+	@echo "make crash   200 jobs while processes are killed at random for MINUTES=10 (SEED=)"
+	@echo "make fuzz    random requests to both services for FUZZ_SECONDS=600 each (SEED=)"
 	@echo "make check   lint, formatting, types, import contracts, architecture"
 
 requirements:
@@ -77,6 +84,12 @@ test:
 
 faults:
 	FAULT_MATRIX=whole $(BIN)/python -m pytest tests/faults
+
+crash:
+	$(BIN)/python -m tests.faults.crash --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+fuzz:
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(if $(SEED),--seed $(SEED))
 
 check:
 	$(BIN)/ruff check .

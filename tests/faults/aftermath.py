@@ -1,0 +1,107 @@
+"""After a crash run: every accepted job has ended for a reason, clips are those of a quiet run, and nothing is left."""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import httpx
+
+from diffusion_service.mux import check_clip
+from tests.end_to_end import processes
+from tests.faults.fleet import Fleet, listed
+from tests.faults.storm import REQUESTS
+from tests.faults.witness import Witness
+
+Digest = tuple[object, object]
+"""Of frames and sound."""
+STATED = {"worker_died", "encoder_unavailable", "transfer_failed", "timeout"}
+"""Why a job may fail whose processes are killed."""
+GROWN_API_MIB, GROWN_RANK_MIB = 64.0, 160.0
+"""How much more than after the quiet run a process may hold."""
+GROWN_FILES = 24
+
+
+def digest_of(video: dict[str, object]) -> Digest:
+    """What two clips of the same request share."""
+    return video["frames_sha256"], video["audio_sha256"]
+
+
+def check_jobs(witness: Witness, client: httpx.Client, digests: list[Digest]) -> Counter[str]:
+    """Complain about jobs that are lost, doubled, stuck, without a stated end, or with another clip. Counts by end."""
+    known = listed(client)
+    for job in witness.accepted.keys() - known.keys():
+        witness.complain(f"{job} was accepted and is lost")
+    for job in known.keys() - witness.accepted.keys():
+        witness.complain(f"{job} was made and given to nobody")
+    ends: Counter[str] = Counter()
+    for job in witness.accepted.keys() & known.keys():
+        video = known[job]
+        error = video["error"] if isinstance(video["error"], dict) else {}
+        ends[str(error.get("code") or video["status"])] += 1
+        match video["status"]:
+            case "completed":
+                _check_clip(witness, client, video, digests[witness.accepted[job].request])
+            case "failed" if error.get("code") in STATED and error.get("message"):
+                pass
+            case _:
+                witness.complain(f"{job} ended as {video['status']}, {video['error']}")
+        if video["attempt"] not in (1, 2):
+            witness.complain(f"{job} took {video['attempt']} attempts")
+    return ends
+
+
+def _check_clip(witness: Witness, client: httpx.Client, video: dict[str, object], digest: Digest) -> None:
+    job = str(video["id"])
+    request = REQUESTS[witness.accepted[job].request]
+    if digest_of(video) != digest:
+        witness.complain(f"{job} ({request.name}, seed {request.seed}) has another clip than in a quiet run")
+    answer = client.get(f"/v1/videos/{job}/content")
+    outputs = video["outputs"]
+    assert isinstance(outputs, list)
+    if answer.status_code != 200 or len(answer.content) != outputs[0]["bytes"]:
+        witness.complain(
+            f"content of {job}: {answer.status_code}, {len(answer.content)} bytes of {outputs[0]['bytes']}"
+        )
+        return
+    with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
+        file.write(answer.content)
+        file.flush()
+        if check_clip(Path(file.name)).frames != video["num_frames"]:
+            witness.complain(f"the file of {job} is not whole")
+
+
+def check_leaks(witness: Witness, fleet: Fleet, before: dict[str, float], files_before: dict[str, int]) -> None:
+    """Complain about memory, descriptors, processes, slabs and files that a quiet fleet does not hold."""
+    for name, now in fleet.resident().items():
+        allowed = GROWN_RANK_MIB if "-" in name else GROWN_API_MIB
+        if name in before and now > before[name] + allowed:
+            witness.complain(f"{name} holds {now:.0f} MiB, {before[name]:.0f} MiB after the quiet run")
+    for name, count in fleet.open_files().items():
+        if name in files_before and count > files_before[name] + GROWN_FILES:
+            witness.complain(f"{name} has {count} open files, {files_before[name]} after the quiet run")
+    wanted = len(fleet.services) * 2 + len(fleet.ranks("encoder")) + len(fleet.ranks("diffusion"))
+    living = processes.marked(fleet.pair.mark)
+    if len(living) != wanted:
+        lines = "\n".join(processes.command_line(pid) for pid in living)
+        witness.complain(f"{len(living)} processes, not an API process, a forker and ranks for each service:\n{lines}")
+    for what in held_files(fleet):
+        witness.complain(what)
+
+
+def held_files(fleet: Fleet) -> list[str]:
+    """Slabs beyond one a diffusion service, files in the temporary folder, and files of jobs that are over."""
+    slabs = [path for path in fleet.pair.slabs.rglob("*") if path.is_file()]
+    found = [] if len(slabs) == len(fleet.serving) else [f"{len(slabs)} slabs: {slabs}"]
+    found += [f"temporary file {path}" for path in fleet.pair.temporary_files()]
+    return found + fleet.pair.unfinished_files()
+
+
+def check_removal(witness: Witness, fleet: Fleet, client: httpx.Client) -> None:
+    """Delete everything: no record and no file may be left."""
+    for job in listed(client):
+        answer = client.delete(f"/v1/videos/{job}")
+        if answer.status_code != 200:
+            witness.complain(f"DELETE of {job}: {answer.status_code}, {answer.text}")
+    left = [*listed(client), *fleet.pair.state.rglob("video_*")]
+    if left:
+        witness.complain(f"left after everything was deleted: {left}")

@@ -1,0 +1,139 @@
+"""An encoder and one or several diffusion services that a crash run strikes: who lives, who is struck, what is held."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.end_to_end import processes
+from tests.end_to_end.pair import FINAL, Pair, Service
+from tests.faults.storm import Strike
+
+
+@dataclass
+class Fleet:
+    """The services of one run. The pair's own diffusion service is the first of `diffusions`."""
+
+    pair: Pair
+    diffusions: list[Service]
+    gone: list[Service] = field(default_factory=list)
+    """Killed for good."""
+
+    @property
+    def services(self) -> list[Service]:
+        """Whoever is meant to run."""
+        return [service for service in (self.pair.encoder, *self.diffusions) if service not in self.gone]
+
+    @property
+    def serving(self) -> list[Service]:
+        """Diffusion services that are meant to run."""
+        return [service for service in self.diffusions if service not in self.gone]
+
+    def start(self) -> None:
+        """All at once; returns when all can serve."""
+        for service in self.services:
+            service.start()
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until everyone who is meant to run is ready."""
+        for service in self.services:
+            service.wait_ready()
+
+    def all_ready(self) -> bool:
+        """Whether everyone who is meant to run is ready; False also while one has ended."""
+        with contextlib.suppress(AssertionError):
+            return all(service.ready() for service in self.services)
+        return False
+
+    def struck(self, strike: Strike) -> tuple[str, int, Service | None] | None:
+        """Kill the process that a strike is for: what it was, its pid, and the service to start again, if one.
+
+        None when no such process lives at present.
+        """
+        role, kind = strike.victim.split("-")
+        if kind == "rank":
+            ranks = self.ranks(role)
+            if not ranks:
+                return None
+            name, pid = ranks[int(strike.chance * len(ranks))]
+            processes.end([pid])
+            return name, pid, None
+        living = [service for service in self._of(role) if service.process and service.process.poll() is None]
+        if not living:
+            return None
+        service = living[int(strike.chance * len(living))]
+        pid = service.pid
+        service.kill()
+        return f"{role}-api at {service.port}", pid, service
+
+    def lose(self, service: Service) -> None:
+        """Kill a diffusion service for good."""
+        self.gone.append(service)
+        if service.process is not None and service.process.poll() is None:
+            service.kill()
+
+    def ended_alone(self) -> list[str]:
+        """Services that ended and were not killed; they are started again, so that the run goes on."""
+        wrong = []
+        for service in self.services:
+            code = None if service.process is None else service.process.poll()
+            if code is not None and code != -signal.SIGKILL:
+                wrong.append(f"{service.package} at {service.port} ended by itself with {code}\n{service.tail(30)}")
+                service.start()
+        return wrong
+
+    def ranks(self, role: str) -> list[tuple[str, int]]:
+        """Name and pid of every living rank, by `/proc`."""
+        named = ((_name(pid), pid) for pid in processes.marked(self.pair.mark))
+        return sorted((name, pid) for name, pid in named if name.startswith(f"{role}-"))
+
+    def resident(self) -> dict[str, float]:
+        """Own memory of every API process and rank, MiB."""
+        found = {
+            f"{service.package} at {service.port}": processes.resident_mib(service.pid) for service in self.services
+        }
+        for role in ("encoder", "diffusion"):
+            found |= {f"{name} {n}": processes.resident_mib(pid) for n, (name, pid) in enumerate(self.ranks(role))}
+        return found
+
+    def open_files(self) -> dict[str, int]:
+        """Descriptors of every API process."""
+        return {
+            f"{service.package} at {service.port}": len(os.listdir(f"/proc/{service.pid}/fd"))
+            for service in self.services
+        }
+
+    def _of(self, role: str) -> Sequence[Service]:
+        return [self.pair.encoder] if role == "encoder" else self.serving
+
+
+def listed(client: httpx.Client) -> dict[str, dict[str, object]]:
+    """Every job that a service knows, by id, page after page, oldest first."""
+    found: dict[str, dict[str, object]] = {}
+    after: str | None = None
+    while True:
+        query = {"limit": "100", "order": "asc", **({"after": after} if after else {})}
+        page = client.get("/v1/videos", params=query).raise_for_status().json()
+        for video in page["data"]:
+            assert video["id"] not in found, f"{video['id']} is listed twice"
+            found[video["id"]] = video
+        if not page["has_more"]:
+            return found
+        after = page["last_id"]
+
+
+def is_final(video: dict[str, object]) -> bool:
+    """Whether nothing will change any more."""
+    return video["status"] in FINAL
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,19 @@
+"""The short form of `make crash`: a minute of kills at random; see `tests.faults.crash`."""
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from tests.faults.crash import crash
+from tests.faults.storm import draw
+
+STORM_S, JOBS, EVERY_S = 60.0, 24, 10.0
+
+
+@pytest.mark.timeout(900)
+def test_every_job_ends_whatever_is_killed(tmp_path: Path, cases: Path) -> None:
+    # case 40
+    storm = draw(secrets.randbelow(2**31), STORM_S, JOBS, EVERY_S)
+    outcome = crash(tmp_path, cases, storm)
+    assert outcome.witness.wrong == [], outcome.witness.report()
