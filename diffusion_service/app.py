@@ -102,7 +102,8 @@ def _checkpoint(model: str, deployment: Deployment, partitions: Collection[Parti
     needs = ALWAYS_NEEDED | set(partitions)
     if deployment.diffusion.text_only:
         needs |= MEDIA_ENCODERS
-    return resolve_checkpoint(model, needs, revision=deployment.model.revision)
+    revision, dummy = deployment.model.revision, deployment.diffusion.dummy
+    return resolve_checkpoint(model, needs, revision=revision, dummy=dummy)
 
 
 def _receiver(settings: DiffusionSettings, slab: Slab, listener: socket.socket) -> Receiver[ShmLanding]:

@@ -3,7 +3,6 @@
 import logging
 import socket
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,15 +15,20 @@ from diffusion_service.commands import (
     Generated,
     PayloadTaken,
 )
+from diffusion_service.model.adaln import Modulation
+from diffusion_service.model.attention import attend_with, choose, use_attention
+from diffusion_service.model.compile import compile_blocks, fuse_qkv
+from diffusion_service.model.dit import Dit
 from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
 from diffusion_service.parallel.ulysses import shard_sequence
 from diffusion_service.parallel.vae_tiles import video_decoder
-from diffusion_service.sampling.decode import Chunks, Precision, VideoDecoder
+from diffusion_service.sampling.decode import Chunks, VideoDecoder
 from diffusion_service.sampling.generate import Generator
 from diffusion_service.sampling.media import MediaConditioner
 from shared_runtime.conditioning.blocks import Pipeline
 from shared_runtime.conditioning.latents import MediaEncoder
 from shared_runtime.conditioning.packing import Conditions, unpack
+from shared_runtime.conditioning.vae_tiles import Mode
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
@@ -33,8 +37,8 @@ from shared_runtime.sharding import Sharding
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.shm import SlabReader
 from shared_runtime.weights import load_audio_vae, load_scheduler, load_transformer, load_video_vae, weight_bytes
-from shared_schema.deploy.model import DiffusionStage
-from shared_schema.deploy.settings import Partition
+from shared_schema.deploy.model import AttentionBackend, DiffusionStage, Precision
+from shared_schema.deploy.settings import PARTITION_TASKS, Partition
 from shared_schema.encoder_output import EncoderOutput
 from shared_schema.layout import Layout
 from shared_schema.tasks import Task
@@ -50,18 +54,27 @@ class DiffusionRank:
         device = comm.device
         self._comm = comm
         components = _load(settings, comm, beater)
+        transformers: dict[Partition, Any] = {name: components[name] for name in PARTITION_TASKS if name in components}
+        dtype = next(next(iter(transformers.values())).transformer_blocks.parameters()).dtype
+        attention = choose(settings.stage.diffusion_attention_backend, device, dtype)
+        dits = {name: _fit(each, settings.stage, attention, comm) for name, each in transformers.items()}
         precision = settings.stage.decode_precision
         vae, patch = components.get("vae"), settings.stage.parallel_config.vae_patch_parallel_size
+
+        if vae is not None and device.type == "cuda" and not settings.stage.enforce_eager:
+            compile_blocks(vae.decoder.transformer_blocks)
 
         def decoder(pipeline: Pipeline) -> VideoDecoder:
             chunks = None if vae is None else Chunks(vae, pipeline.pixel_mean, pipeline.pixel_std, precision)
             return video_decoder(chunks, comm, patch)
 
-        self._generator = Generator(settings.checkpoint, settings.tasks, components, comm, decoder)
+        self._generator = Generator(settings.checkpoint, settings.tasks, components, dits, comm, decoder)
         self._media = None
         held = [weight_bytes(part) for part in components.values() if isinstance(part, torch.nn.Module)]
+        held += [dit.modulation.resident_bytes for dit in dits.values()]
         if settings.stage.text_only:
-            encoder = MediaEncoder.load(settings.checkpoint, comm, "patch" if patch > 1 else "leader", beater.beat)
+            mode: Mode = "patch" if patch > 1 else "leader"
+            encoder = MediaEncoder.load(settings.checkpoint, comm, mode, beater.beat, dummy=settings.stage.dummy)
             self._media = MediaConditioner(settings.checkpoint, encoder, comm)
             held.append(encoder.weight_bytes)
         self._slabs = SlabReader(settings.slab_folder)
@@ -69,7 +82,8 @@ class DiffusionRank:
             device=str(device),
             torch=str(torch.__version__),
             weight_bytes=sum(held),
-            execution=_execution(settings.stage, device, precision, components),
+            load_format=settings.stage.load_format,
+            execution=_execution(settings.stage, device, precision, dtype, attention),
         )
 
     def handle(self, command: object, task: TaskHandle) -> object:
@@ -106,46 +120,52 @@ class DiffusionRank:
 
 def _load(settings: DiffusionRankSettings, comm: RankComm, beater: Beater) -> dict[str, Any]:
     """Only what this rank needs: no tokenizer, no processor, no encoder half, no partition nobody asks for."""
-    path, device = settings.checkpoint, comm.device
+    path, device, dummy = settings.checkpoint, comm.device, settings.stage.dummy
+    sharding = Sharding(DIT_PLAN, comm)
     components: dict[str, Any] = {
         "scheduler": load_scheduler(path, "scheduler"),
         "audio_scheduler": load_scheduler(path, "audio_scheduler"),
     }
     if comm.is_leader:
-        components["audio_vae"] = load_audio_vae(path, "decoder", device)
+        components["audio_vae"] = load_audio_vae(path, "decoder", device, dummy=dummy)
     if comm.is_leader or settings.stage.parallel_config.vae_patch_parallel_size > 1:
-        components["vae"] = load_video_vae(path, "decoder", device)
+        components["vae"] = load_video_vae(path, "decoder", device, dummy=dummy)
     beater.beat()
     if settings.tasks - {Task.REF2VA}:
-        components["transformer"] = _load_transformer(path, "transformer", comm)
+        components["transformer"] = load_transformer(path, "transformer", device, sharding, dummy=dummy)
         beater.beat()
     if Task.REF2VA in settings.tasks:
-        components["transformer_ref"] = _load_transformer(path, "transformer_ref", comm)
+        components["transformer_ref"] = load_transformer(path, "transformer_ref", device, sharding, dummy=dummy)
         beater.beat()
     return components
 
 
-def _load_transformer(path: Path, partition: Partition, comm: RankComm) -> Any:
-    """This rank's share of a partition, made to work with the others'."""
-    transformer = load_transformer(path, partition, comm.device, Sharding(DIT_PLAN, comm))
+def _fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, comm: RankComm) -> Dit:
+    """This rank's share of a partition, made to work with the others' and, on one GPU, as fast as it can."""
+    attend = attend_with(attention)
     use_local_heads(transformer, comm)
+    use_attention(transformer, attend)
     if comm.size("ulysses") > 1:
-        shard_sequence(transformer, comm)
-    return transformer
+        shard_sequence(transformer, comm, attend)
+    alone = comm.device.type == "cuda" and comm.world_size == 1
+    modulation = Modulation(transformer, on_host=alone)
+    if alone:
+        fuse_qkv(transformer)
+    if alone and not stage.enforce_eager:
+        compile_blocks(transformer.transformer_blocks)
+    return Dit(transformer, modulation)
 
 
 def _execution(
-    stage: DiffusionStage, device: torch.device, precision: Precision, components: dict[str, Any]
+    stage: DiffusionStage, device: torch.device, precision: Precision, dtype: torch.dtype, attention: AttentionBackend
 ) -> Execution:
-    transformer = components.get("transformer") or components["transformer_ref"]
-    dtype = str(next(transformer.transformer_blocks.parameters()).dtype).removeprefix("torch.")
     return Execution(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch=str(torch.__version__),
         tp=stage.parallel_config.tensor_parallel_size,
         ulysses=stage.parallel_config.ulysses_degree,
-        precision=f"dit {dtype}, vae decode {precision}",
-        attention="native",
+        precision=f"dit {str(dtype).removeprefix('torch.')}, vae decode {precision}",
+        attention=attention,
         load_format=stage.load_format,
     )
 

@@ -55,7 +55,8 @@ def fetch(model: str, deployment: Deployment) -> None:
 
 def _checkpoint(model: str, deployment: Deployment) -> Checkpoint:
     needs = ALWAYS_NEEDED if deployment.diffusion.text_only else ALWAYS_NEEDED | MEDIA_ENCODERS
-    return resolve_checkpoint(model, needs, revision=deployment.model.revision)
+    revision, dummy = deployment.model.revision, deployment.encoder.dummy
+    return resolve_checkpoint(model, needs, revision=revision, dummy=dummy)
 
 
 def group_limits(service: ServiceSettings) -> GroupLimits:

@@ -53,7 +53,7 @@ class EncoderRank:
         self._comm = comm
         self._device = comm.device
         path = settings.checkpoint
-        text_encoder = load_text_encoder(path, comm.device, Sharding(TEXT_PLAN, comm))
+        text_encoder = load_text_encoder(path, comm.device, Sharding(TEXT_PLAN, comm), dummy=settings.stage.dummy)
         beater.beat()
         media_encoder = _media_encoder(settings, comm, beater)
         self._tokenizer = load_tokenizer(path)
@@ -67,6 +67,7 @@ class EncoderRank:
         self._shm = ShmSender(settings.slab_folder) if nixl is None else None
         self._nixl = NixlSender.start(nixl) if nixl is not None and sends else None
         self._waiting: dict[str, _Waiting] = {}
+        self._load_format = settings.stage.load_format
         self._weight_bytes = weight_bytes(text_encoder)
         if media_encoder is not None:
             self._weight_bytes += media_encoder.weight_bytes
@@ -74,7 +75,12 @@ class EncoderRank:
     @property
     def facts(self) -> EncoderFacts:
         """What this rank holds."""
-        return EncoderFacts(device=str(self._device), torch=str(torch.__version__), weight_bytes=self._weight_bytes)
+        return EncoderFacts(
+            device=str(self._device),
+            torch=str(torch.__version__),
+            weight_bytes=self._weight_bytes,
+            load_format=self._load_format,
+        )
 
     def handle(self, command: object, task: TaskHandle) -> object:
         """Do one command; see `encoder_service.commands`."""
@@ -160,7 +166,9 @@ def _media_encoder(settings: EncoderRankSettings, comm: RankComm, beater: Beater
     roles = settings.stage.components
     assert roles is not None
     assert roles.video_vae is not None
-    return MediaEncoder.load(settings.checkpoint, comm, roles.video_vae.parallel_mode, beater.beat)
+    return MediaEncoder.load(
+        settings.checkpoint, comm, roles.video_vae.parallel_mode, beater.beat, dummy=settings.stage.dummy
+    )
 
 
 def build(comm: RankComm, settings: object, beater: Beater) -> EncoderRank:

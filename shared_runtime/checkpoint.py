@@ -26,6 +26,8 @@ __all__ = ["Checkpoint", "Component", "hub_patterns", "resolve_checkpoint"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OTHER_LAYOUT = ("FL2VA", "Ref2VA")
+DUMMY = "dummy"
+"""The revision of weights that are made up."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,19 @@ class Checkpoint:
     name: str
     """As the caller named it: a hub id, `tiny`, or a folder."""
     revision: str
-    """The hub's commit, or `local`."""
+    """The hub's commit, `local`, or `dummy`: services with other weights than each other's do not work together."""
     limits: CanvasLimits
     text_dim: int
     """Width of a text embedding."""
 
 
 def resolve_checkpoint(
-    model: str, needs: frozenset[Component], *, revision: str | None = None, cache: Path | None = None
+    model: str,
+    needs: frozenset[Component],
+    *,
+    revision: str | None = None,
+    cache: Path | None = None,
+    dummy: bool = False,
 ) -> Checkpoint:
     """The checkpoint `model`, fetched or built where that is called for, and complete for `needs`.
 
@@ -52,20 +59,25 @@ def resolve_checkpoint(
         needs: what the service runs, a text encoder or a transformer among it.
         revision: commit, tag or branch of a hub id; the hub's default when not given.
         cache: folder for what is fetched or built; the user's own when not given.
+        dummy: whether weights will be made up, so that a folder of everything else is complete.
 
     Raises:
         DeployError: no such model, a file is missing or broken, another layout, or the hub refuses; one line.
     """
+    if dummy and model != "tiny" and not Path(model).expanduser().is_dir():
+        raise DeployError(
+            f"--model {model}: load_format: dummy takes a folder with the configs of a checkpoint, or tiny"
+        )
     path, commit = _locate(model, needs, revision, cache)
     _refuse_other_layout(path)
-    missing = missing_files(path, needs)
+    missing = missing_files(path, needs, weights=not dummy)
     if missing:
         more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise DeployError(f"{path / missing[0]}{more} missing: the folder is not complete for this service")
     for component in sorted(needs):
-        if has_weights(component):
+        if has_weights(component) and not dummy:
             stored_tensors(path, component)
-    return Checkpoint(path, model, commit, _limits(path), _text_dim(path, needs))
+    return Checkpoint(path, model, DUMMY if dummy else commit, _limits(path), _text_dim(path, needs))
 
 
 def _locate(model: str, needs: frozenset[Component], revision: str | None, cache: Path | None) -> tuple[Path, str]:

@@ -133,8 +133,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def missing_files(path: Path, needs: frozenset[Component]) -> list[str]:
-    """Files that the components of `needs` lack in `path`, relative to it, sorted.
+def missing_files(path: Path, needs: frozenset[Component], *, weights: bool = True) -> list[str]:
+    """Files that the components of `needs` lack in `path`, relative to it, sorted; without `weights` only the others.
 
     Raises:
         DeployError: an index of weights cannot be read.
@@ -145,7 +145,7 @@ def missing_files(path: Path, needs: frozenset[Component]) -> list[str]:
         names = _DESCRIPTIONS.get(component, ("config.json",))
         if not any((folder / name).is_file() for name in names):
             missing.add(f"{folder.name}/{names[0]}")
-        if has_weights(component):
+        if weights and has_weights(component):
             files = needed_weight_files(path, component)
             missing.update(f"{folder.name}/{name}" for name in files if not (folder / name).is_file())
     return sorted(missing)

@@ -2,6 +2,7 @@
 
 A module is built without memory for its weights, what the service does not run is taken off, and the rest is read
 from the files. A tensor that is missing, unexpected, of another shape or another dtype stops the start by name.
+With `dummy` no file of weights is opened: values are made up, in the dtypes of the released checkpoint.
 """
 
 import warnings
@@ -21,6 +22,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers import Qwen2TokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
+from shared_runtime.dummy import DummyTensor
 from shared_runtime.sharding import Sharding
 from shared_runtime.stored import (
     TEXT_LAYERS,
@@ -65,7 +67,7 @@ def tensor_readers(
                 yield name, stored[name], opened.get_slice(name)
 
 
-def load_text_encoder(path: Path, device: Device, sharding: Sharding | None = None) -> Any:
+def load_text_encoder(path: Path, device: Device, sharding: Sharding | None = None, *, dummy: bool = False) -> Any:
     """Qwen3-VL cut to the 50 layers that are run: no final norm, no head, stored dtype (BF16).
 
     With `sharding` a rank reads and holds only its part of what the plan cuts.
@@ -92,23 +94,25 @@ def load_text_encoder(path: Path, device: Device, sharding: Sharding | None = No
     language.layers = language.layers[:TEXT_LAYERS]
     language.norm = nn.Identity()
     model.lm_head = nn.Identity()
+    if dummy:
+        return _make_up(model, device, torch.bfloat16, sharding)
     return _fill(model, known, path, "text_encoder", device, frozenset({"BF16"}), sharding)
 
 
-def load_video_vae(path: Path, half: Literal["encoder", "decoder"], device: Device) -> Any:
+def load_video_vae(path: Path, half: Literal["encoder", "decoder"], device: Device, *, dummy: bool = False) -> Any:
     """One half of the video VAE in FP32: `encode` or `decode` works, the other half does not exist.
 
     Raises:
         DeployError: a file or tensor is missing, unexpected, mis-shaped or not FP32.
     """
     component: Component = "vae_encoder" if half == "encoder" else "vae_decoder"
-    return _load_half(AutoencoderKLMiniMaxH3, path, component, device)
+    return _load_half(AutoencoderKLMiniMaxH3, path, component, device, dummy)
 
 
-def load_audio_vae(path: Path, half: Literal["encoder", "decoder"], device: Device) -> Any:
+def load_audio_vae(path: Path, half: Literal["encoder", "decoder"], device: Device, *, dummy: bool = False) -> Any:
     """One half of the audio VAE in FP32; see `load_video_vae`."""
     component: Component = "audio_vae_encoder" if half == "encoder" else "audio_vae_decoder"
-    return _load_half(AutoencoderKLMiniMaxH3Audio, path, component, device)
+    return _load_half(AutoencoderKLMiniMaxH3Audio, path, component, device, dummy)
 
 
 def load_transformer(
@@ -116,6 +120,8 @@ def load_transformer(
     partition: Literal["transformer", "transformer_ref"],
     device: Device,
     sharding: Sharding | None = None,
+    *,
+    dummy: bool = False,
 ) -> Any:
     """One partition of the DiT, every tensor in its stored dtype (released: BF16 with FP32 parts).
 
@@ -125,6 +131,8 @@ def load_transformer(
         DeployError: a file or tensor is missing, unexpected or mis-shaped.
     """
     model = _build(MiniMaxH3Transformer3DModel, path, partition)
+    if dummy:
+        return _make_up(model, device, torch.bfloat16, sharding)
     return _fill(model, model.state_dict().keys(), path, partition, device, frozenset({"BF16", "F32"}), sharding)
 
 
@@ -174,11 +182,13 @@ def weight_bytes(module: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
 
 
-def _load_half(kind: type[M], path: Path, component: Component, device: Device) -> M:
+def _load_half(kind: type[M], path: Path, component: Component, device: Device, dummy: bool) -> M:
     model = _build(kind, path, component)
     known = model.state_dict().keys()
     for part in unneeded_parts(component):
         delattr(model, part)
+    if dummy:
+        return _make_up(model, device, torch.float32, None)
     return _fill(model, known, path, component, device, frozenset({"F32"}))
 
 
@@ -222,6 +232,21 @@ def _fill(
             raise DeployError(f"tensor {name} in {stored.file} is {stored.dtype}, not {' or '.join(sorted(dtypes))}")
         tensor = reader[...] if sharding is None else sharding.read(name, stored.shape, reader)
         tensors[name] = _off_file(tensor) if torch.device(device).type == "cpu" else tensor
+    model.load_state_dict(tensors, strict=True, assign=True)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _make_up(model: M, device: Device, dtype: torch.dtype, sharding: Sharding | None) -> M:
+    """Fill the parameters of `model`, cut to what runs, with made-up values of `dtype`, or FP32 where it keeps that."""
+    wanted = model.state_dict()
+    if sharding is not None:
+        sharding.apply(model)
+    exact = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
+    tensors = {}
+    for name, tensor in wanted.items():
+        kept = torch.float32 if any(part in name for part in exact) else dtype
+        reader = DummyTensor(name, tuple(tensor.shape), kept, torch.device(device))
+        tensors[name] = reader[...] if sharding is None else sharding.read(name, reader.shape, reader)
     model.load_state_dict(tensors, strict=True, assign=True)
     return model.to(device).eval().requires_grad_(False)
 

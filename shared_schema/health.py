@@ -21,7 +21,8 @@ class RankHealth(BaseModel):
     device: str
     weight_bytes: int | None = None
     """What it holds of the weights, measured; None until it is ready."""
-    load_format: str = "safetensors"
+    load_format: str | None = None
+    """Where its weights came from: `safetensors`, or `dummy` for made-up ones; None until it is ready."""
 
 
 class Health(BaseModel):

@@ -24,6 +24,7 @@ RANK_SIDE = (
     "shared_runtime.sharding",
     "shared_runtime.conditioning",
     "shared_runtime.weights",
+    "shared_runtime.dummy",
     "encoder_service.worker",
     "encoder_service.pipeline",
     "encoder_service.parallel",

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from diffusers.models.attention_dispatch import dispatch_attention_fn
-from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Attention, _apply_rotary_emb
 from torch import nn
 
+from diffusion_service.model.attention import Attend, DitAttention
 from shared_runtime.ranks.comm import RankComm
 
 
@@ -25,7 +24,7 @@ class SequenceShard:
         self.size = comm.size("ulysses")
         self.index = comm.index("ulysses")
         self.length = 0
-        """Rows of the whole sequence."""
+        """Rows of the whole sequence, since its rotary table was made."""
 
     @property
     def rows(self) -> int:
@@ -68,51 +67,25 @@ class SequenceShard:
         return received.permute(1, 0, 2, 3).reshape(1, self.rows, self.size * heads, width)
 
 
-class UlyssesProcessor:
-    """diffusers' attention of one block, with the exchange of rows for heads around the product."""
+def attend_by_heads(shard: SequenceShard, attend: Attend) -> Attend:
+    """`attend` over all rows and this rank's heads, for this rank's rows and all heads."""
 
-    _attention_backend = None
-    _parallel_config = None
+    def exchanged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return shard.to_rows(attend(shard.to_heads(query), shard.to_heads(key), shard.to_heads(value)))
 
-    def __init__(self, shard: SequenceShard) -> None:
-        self._shard = shard
-
-    def __call__(
-        self,
-        attn: MiniMaxH3Attention,
-        hidden_states: torch.Tensor,
-        rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
-        attention_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """`(1, rows, hidden)` to the same; `rotary_emb` is of this rank's rows."""
-        query, key, value = (
-            project(hidden_states).unflatten(-1, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v)
-        )
-        query, key = attn.norm_q(query), attn.norm_k(key)
-        if rotary_emb is not None:
-            query, key = _apply_rotary_emb(query, *rotary_emb), _apply_rotary_emb(key, *rotary_emb)
-        product = dispatch_attention_fn(
-            self._shard.to_heads(query),
-            self._shard.to_heads(key),
-            self._shard.to_heads(value),
-            attn_mask=attention_mask,
-            dropout_p=0.0,
-            is_causal=False,
-            backend=self._attention_backend,
-        )
-        joined: torch.Tensor = self._shard.to_rows(product).flatten(2, 3).type_as(query)
-        return attn.to_out[1](attn.to_out[0](joined))  # type: ignore[no-any-return]
+    return exchanged
 
 
-def shard_sequence(transformer: Any, comm: RankComm) -> None:
+def shard_sequence(transformer: Any, comm: RankComm, attend: Attend) -> None:
     """Make `transformer` work on this rank's rows between its first block and its output heads.
 
-    The text refiner runs on every rank over all text rows: they are few, and every rank needs them.
+    The rotary table says how many rows there are, so it is made before anything else of a sequence. The text refiner
+    runs on every rank over all text rows: they are few, and every rank needs them.
     """
     shard = SequenceShard(comm)
 
-    def begin(_model: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
-        shard.length = kwargs["position_ids"].shape[0]
+    def begin(_rope: nn.Module, args: tuple[torch.Tensor]) -> None:
+        shard.length = args[0].shape[0]
 
     def rotary(_rope: nn.Module, _args: Any, angles: tuple[torch.Tensor, torch.Tensor]) -> Any:
         return tuple(shard.local(each, 0) for each in angles)
@@ -131,12 +104,12 @@ def shard_sequence(transformer: Any, comm: RankComm) -> None:
     def leave(_head: nn.Module, _args: Any, rows: torch.Tensor) -> torch.Tensor:
         return shard.gather(rows, 1)
 
-    transformer.register_forward_pre_hook(begin, with_kwargs=True)
+    transformer.rope.register_forward_pre_hook(begin)
     transformer.rope.register_forward_hook(rotary)
     transformer.transformer_blocks[0].register_forward_pre_hook(enter)
     for block in transformer.transformer_blocks:
         block.register_forward_pre_hook(block_rows)
-        block.attn.set_processor(UlyssesProcessor(shard))
+        block.attn.set_processor(DitAttention(attend_by_heads(shard, attend)))
     transformer.norm_out.register_forward_pre_hook(norm_rows)
     transformer.proj_out.register_forward_hook(leave)
     transformer.audio_proj_out.register_forward_hook(leave)

@@ -133,7 +133,9 @@ class _Decoding:
     def decode_window(self, window: range, beat: Beat) -> dict[int, _Finished]:
         """This rank's pixels of the window's clips, by number of the piece that they are yielded with."""
         mine = [(clip, tile) for clip, tile in self._all(window) if self._owns(clip, tile)]
-        raw = {(clip, tile.index): self._decode(clip, tile, beat) for clip, tile in mine}
+        decoded = self._chunks.decode_tiles([self._latents(clip, tile) for clip, tile in mine], beat)
+        raw = {(clip, tile.index): pixels for (clip, tile), pixels in zip(mine, decoded, strict=True)}
+        del decoded
         edges = self._swap_edges(window, raw)
         blended: dict[ClipTile, torch.Tensor] = {}
         for clip, tile in mine:
@@ -150,14 +152,10 @@ class _Decoding:
     def _owns(self, clip: int, tile: Tile) -> bool:
         return self.deal.owner(clip, tile.index) == self._comm.spec.rank
 
-    def _decode(self, clip: int, tile: Tile, beat: Beat) -> torch.Tensor:
-        vae = self._chunks.vae
-        ratio = vae.spatial_compression_ratio
+    def _latents(self, clip: int, tile: Tile) -> torch.Tensor:
+        ratio = self._chunks.vae.spatial_compression_ratio
         y, x = (slice(s.start // ratio, s.start // ratio + s.length // ratio) for s in (tile.y, tile.x))
-        with self._chunks.compute():
-            pixels: torch.Tensor = vae.decoder(vae.post_quant_conv(self._clips[clip][..., y, x]))
-        beat()
-        return pixels
+        return self._clips[clip][..., y, x]
 
     def _swap_edges(self, window: range, raw: dict[ClipTile, torch.Tensor]) -> dict[Edge, torch.Tensor]:
         """The edges of decoded tiles to those who blend them."""

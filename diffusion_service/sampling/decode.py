@@ -4,18 +4,22 @@ The chunks and their cross-fade are those of diffusers' `AutoencoderKLMiniMaxH3.
 clip never exists as floating point.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 
+from diffusion_service.model.precision import computing, materialise_fp16
+from shared_schema.deploy.model import Precision
 from shared_schema.errors import JobFailed
 
-Precision = Literal["fp16", "tf32", "fp32"]
 Beat = Callable[[], None]
-"""Called at every tile that this rank, or the one it waits for, has decoded."""
+"""Called whenever this rank, or the one it waits for, has decoded some tiles."""
+
+TILES_AT_ONCE = 28
+"""On a GPU: all tiles of one clip on the largest canvas; they take 5 GiB beside the weights."""
 
 
 class VideoDecoder(Protocol):
@@ -43,11 +47,15 @@ class Chunks:
         precision: Precision,
     ) -> None:
         device = vae.device
+        if precision == "fp16":
+            materialise_fp16(vae)
         self.vae = vae
         self.device = device
         self.size = vae.tokens_chunk_size * vae.temporal_compression_ratio
         """Frames from one chunk to the next, padding included."""
-        self._precision = precision
+        self._precision: Precision = precision
+        # One by one on a CPU, as diffusers does it: there a product of more rows may end in other bits.
+        self._tiles_at_once = TILES_AT_ONCE if device.type == "cuda" else 1
         self._latents_mean = torch.tensor(vae.config.latents_mean, device=device).view(1, -1, 1, 1, 1)
         self._latents_std = torch.tensor(vae.config.latents_std, device=device).view(1, -1, 1, 1, 1)
         self._pixel_mean = torch.tensor(pixel_mean, device=device).view(1, -1, 1, 1, 1)
@@ -79,9 +87,37 @@ class Chunks:
 
     def compute(self) -> AbstractContextManager[object]:
         """The precision that the decoder computes in."""
-        if self._precision == "fp16":
-            return torch.autocast(self.device.type, torch.float16)
-        return nullcontext()
+        return computing(self._precision, self.device)
+
+    def decode_tiles(self, latents: Sequence[torch.Tensor], beat: Beat) -> list[torch.Tensor]:
+        """Pixels `(1, 3, frames, height, width)` of every tile; all tiles have one shape."""
+        vae = self.vae
+        pixels: list[torch.Tensor] = []
+        for first in range(0, len(latents), self._tiles_at_once):
+            batch = latents[first : first + self._tiles_at_once]
+            with self.compute():
+                decoded = vae.decoder(vae.post_quant_conv(batch[0] if len(batch) == 1 else torch.cat(list(batch))))
+            pixels += decoded.split(1)
+            beat()
+        return pixels
+
+    def decode_clip(self, latents: torch.Tensor, beat: Beat) -> torch.Tensor:
+        """A chunk `(1, 3, frames, height, width)`, stitched as `AutoencoderKLMiniMaxH3._decode_clip` does it."""
+        vae, ratio = self.vae, self.vae.spatial_compression_ratio
+        height, width = (extent * ratio for extent in latents.shape[-2:])
+        rows = vae._split_tiles(height, vae.tile_sample_min_height, vae.tile_sample_min_overlap_height)
+        columns = vae._split_tiles(width, vae.tile_sample_min_width, vae.tile_sample_min_overlap_width)
+        places = [
+            (slice(y // ratio, (y + high) // ratio), slice(x // ratio, (x + wide) // ratio))
+            for y, high in zip(rows[0], rows[1], strict=True)
+            for x, wide in zip(columns[0], columns[1], strict=True)
+        ]
+        pixels = self.decode_tiles([latents[..., y, x] for y, x in places], beat)
+        across = len(columns[0])
+        grid = [pixels[first : first + across] for first in range(0, len(pixels), across)]
+        with self.compute():
+            stitched: torch.Tensor = vae._stitch_tiles(grid, rows[2], columns[2])
+        return stitched
 
     def head(self, decoded: torch.Tensor, tail_before: torch.Tensor | None) -> torch.Tensor:
         """The frames that a decoded chunk adds, cross-faded with the tail of the chunk before."""
@@ -106,7 +142,7 @@ class Chunks:
 
 
 class SingleDecoder:
-    """A `VideoDecoder` of one rank."""
+    """A `VideoDecoder` of one rank: while the caller has the frames of one chunk, a GPU works on the next."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
@@ -115,31 +151,53 @@ class SingleDecoder:
     def decode(self, latents: torch.Tensor, num_frames: int, beat: Beat) -> Iterator[torch.Tensor]:
         """All frames in order; see `VideoDecoder.decode`."""
         pixels = self._pixels(latents, beat)
-        for length in self._chunks.pieces(latents.shape[2], num_frames):
+        lengths = self._chunks.pieces(latents.shape[2], num_frames)
+        ahead: Arriving | None = None
+        for length in lengths:
             frames, finite = self._chunks.to_uint8(next(pixels)[:, :, :length])
-            if not finite:
-                raise not_finite()
-            yield frames.cpu()
+            ahead, ready = Arriving(frames, finite), ahead
+            if ready is not None:
+                yield ready.frames()
+        if ahead is not None:
+            yield ahead.frames()
 
     def _pixels(self, latents: torch.Tensor, beat: Beat) -> Iterator[torch.Tensor]:
         """Decoded chunks `(1, 3, n, height, width)` in the VAE's pixel convention, cross-faded, tail included."""
         tail = None
         for chunk in self._chunks.split(latents):
-            with self._chunks.compute(), _beating(self._chunks.vae, beat):
-                decoded = self._chunks.vae._decode_clip(chunk)
+            decoded = self._chunks.decode_clip(chunk, beat)
             yield self._chunks.head(decoded, tail)
             tail = self._chunks.tail(decoded)
         assert tail is not None
         yield tail
 
 
-@contextmanager
-def _beating(vae: AutoencoderKLMiniMaxH3, beat: Beat) -> Iterator[None]:
-    hook = vae.decoder.register_forward_hook(lambda *_: beat())
-    try:
-        yield
-    finally:
-        hook.remove()
+class Arriving:
+    """Frames on their way to the host, behind whatever the device was told before."""
+
+    def __init__(self, frames: torch.Tensor, finite: torch.Tensor) -> None:
+        self._copied: torch.cuda.Event | None = None
+        self._source = frames
+        if not frames.is_cuda:
+            self._frames, self._finite = frames, finite
+            return
+        self._frames = torch.empty(frames.shape, dtype=frames.dtype, pin_memory=True)
+        self._finite = torch.empty((), dtype=torch.bool, pin_memory=True)
+        self._frames.copy_(frames, non_blocking=True)
+        self._finite.copy_(finite, non_blocking=True)
+        self._copied = torch.cuda.current_stream(frames.device).record_event()
+
+    def frames(self) -> torch.Tensor:
+        """Wait for them.
+
+        Raises:
+            JobFailed: `numerical_error`, a pixel is NaN or infinite.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        if not self._finite:
+            raise not_finite()
+        return self._frames
 
 
 def not_finite() -> JobFailed:

@@ -10,6 +10,7 @@ import torch
 from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
 
 from diffusion_service.commands import ClipDone, DiffusionEvent, Generate, Generated, Muxing, StepDone
+from diffusion_service.model.dit import Dit
 from diffusion_service.sampling.decode import Beat, VideoDecoder, decode_sound
 from diffusion_service.sampling.denoise import Denoiser, not_finite
 from diffusion_service.sampling.prepare import blocks_of, prepare
@@ -17,6 +18,7 @@ from diffusion_service.sampling.recording import Recorded, Recording
 from shared_runtime.conditioning.blocks import Pipeline, assemble
 from shared_runtime.conditioning.packing import Conditions
 from shared_runtime.ranks.comm import RankComm
+from shared_schema.deploy.settings import Partition
 from shared_schema.layout import Block
 from shared_schema.tasks import FRAMES_PER_CHUNK, Task
 from shared_schema.videos import VideoOutput
@@ -47,12 +49,13 @@ class Generator:
         checkpoint: Path,
         tasks: frozenset[Task],
         components: dict[str, Any],
+        dits: dict[Partition, Dit],
         comm: RankComm,
         video_decoder: Callable[[Pipeline], VideoDecoder],
     ) -> None:
         self._comm = comm
         self._prepare = {task: blocks_of(task) for task in tasks}
-        self._denoisers = {task: Denoiser(task) for task in tasks}
+        self._denoisers = {task: Denoiser(task, dits[_partition(task)]) for task in tasks}
         self._pipelines = {
             task: assemble(checkpoint, self._steps(task), _parts(task, components), comm.device) for task in tasks
         }
@@ -143,9 +146,12 @@ class Generator:
         return waveform
 
 
+def _partition(task: Task) -> Partition:
+    return "transformer_ref" if task is Task.REF2VA else "transformer"
+
+
 def _parts(task: Task, components: dict[str, Any]) -> dict[str, Any]:
-    transformer = "transformer_ref" if task is Task.REF2VA else "transformer"
-    return {name: components[name] for name in (transformer, "scheduler", "audio_scheduler")}
+    return {name: components[name] for name in (_partition(task), "scheduler", "audio_scheduler")}
 
 
 def _peak_memory_mb(device: torch.device) -> float | None:

@@ -54,18 +54,18 @@ class MediaEncoder:
         self.blocks = {f"encode_{task.value}": step() for task, step in _STEPS.items()}
 
     @classmethod
-    def load(cls, checkpoint: Path, comm: RankComm, mode: Mode, beat: Beat) -> Self:
-        """Load what this rank needs: in mode `leader` followers need nothing. A collective.
+    def load(cls, checkpoint: Path, comm: RankComm, mode: Mode, beat: Beat, *, dummy: bool = False) -> Self:
+        """Load what this rank needs, or make it up: in mode `leader` followers need nothing. A collective.
 
         Raises:
             DeployError: a file or tensor is missing, unexpected or mis-shaped.
         """
         video_vae = audio_vae = None
         if comm.is_leader or mode == "patch":
-            video_vae = load_video_vae(checkpoint, "encoder", comm.device)
+            video_vae = load_video_vae(checkpoint, "encoder", comm.device, dummy=dummy)
         beat()
         if comm.is_leader:
-            audio_vae = load_audio_vae(checkpoint, "encoder", comm.device)
+            audio_vae = load_audio_vae(checkpoint, "encoder", comm.device, dummy=dummy)
         beat()
         return cls(video_vae, audio_vae, comm, mode)
 

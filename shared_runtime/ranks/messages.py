@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared_runtime.ranks.mesh import RankSpec
+from shared_schema.deploy.model import LoadFormat
 from shared_schema.errors import H3Error
 
 Lane = Literal["work", "side"]
@@ -60,7 +61,8 @@ class RankFacts:
     device: str
     torch: str
     weight_bytes: int
-    """Of the parameters and buffers that this rank holds, measured once they are loaded."""
+    """Of the parameters and buffers that this rank holds on its device, measured once they are loaded."""
+    load_format: LoadFormat
 
 
 @dataclass(frozen=True)

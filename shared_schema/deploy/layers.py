@@ -10,7 +10,10 @@ from shared_schema.deploy.model import ParallelConfig
 from shared_schema.errors import DeployError
 
 STAGE_IDS = (0, 1)
-SPELLINGS = {"quantization_config": "diffusion_quantization_config"}
+SPELLINGS = {
+    "quantization_config": "diffusion_quantization_config",
+    "attention_backend": "diffusion_attention_backend",
+}
 PARALLEL = frozenset(ParallelConfig.model_fields)
 """Keys of stage 1 that may also stand beside `parallel_config`."""
 

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from shared_schema.deploy import model, service
 from shared_schema.deploy.checks import Broken, check_deployment
-from shared_schema.deploy.layers import file_layers, override_layer, wrong
+from shared_schema.deploy.layers import SPELLINGS, file_layers, override_layer, wrong
 from shared_schema.deploy.merge import Layer, blame, merge_all
 from shared_schema.deploy.merge import Path as KeyPath
 from shared_schema.deploy.model import Deployment, DiffusionStage, EncoderStage
@@ -166,7 +166,7 @@ def _unknown_key(path: KeyPath) -> str:
 
 
 def _stage_one_only() -> set[str]:
-    return set(DiffusionStage.model_fields) - set(EncoderStage.model_fields) | {"quantization_config"}
+    return set(DiffusionStage.model_fields) - set(EncoderStage.model_fields) | set(SPELLINGS)
 
 
 def _all_keys() -> set[str]:

@@ -14,6 +14,7 @@ from shared_schema.tasks import MAX_SIGMA_POINTS, MIN_SIGMA_POINTS
 
 LoadFormat = Literal["safetensors", "dummy"]
 Precision = Literal["fp16", "tf32", "fp32"]
+AttentionBackend = Literal["FLASH_ATTN", "CUDNN_ATTN", "TORCH_SDPA"]
 ConnectorName = Literal["SharedMemoryConnector", "NixlConnector"]
 Shift = Annotated[float, Field(gt=0, le=100)]
 Degree = Annotated[int, Field(ge=1)]
@@ -104,9 +105,15 @@ class Stage(Settings):
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Share of a device's memory that the group's resident bytes may take."""
     load_format: LoadFormat = "safetensors"
+    """dummy: weights are made up in the configuration's shapes, and no file of weights needs to be there."""
     enforce_eager: bool = False
     vae_encode_precision: Precision | None = None
     """Compute of the VAE encoders; their weights stay FP32. None: fp32."""
+
+    @property
+    def dummy(self) -> bool:
+        """Whether weights are made up."""
+        return self.load_format == "dummy"
 
     @property
     def on_cpu(self) -> bool:
@@ -243,7 +250,8 @@ class DiffusionStage(Stage):
     vae_decode_precision: Precision | None = None
     """Compute of the video VAE decoder; its weights stay FP32. None: fp16 on a GPU, fp32 on the CPU."""
     step_execution: Annotated[bool, only(False, "a request's steps run together")] = False
-    diffusion_attention_backend: str | None = None
+    diffusion_attention_backend: AttentionBackend | None = None
+    """The transformer's attention: FlashAttention-3, cuDNN's, or torch's choice. None: the first of these that runs."""
     diffusion_quantization_config: Quantization | None = None
     diffusion_offload_config: Offload | None = None
     enable_cpu_offload: bool = False

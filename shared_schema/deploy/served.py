@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from shared_schema.deploy.model import Deployment, NixlConnector
 from shared_schema.errors import DeployError
 
-ATTENTION_BACKENDS = (None, "TORCH_SDPA")
 NIXL_USED = frozenset({"backends", "num_threads", "transfer_timeout_s", "poll_interval_s"})
 """Options of the NIXL connector that change something. The others belong to vLLM-Omni's own hand-shake: here agents
 introduce themselves over the services' HTTP, leases are `service.lease_s`, and landings are host memory."""
@@ -38,13 +37,9 @@ def _refusals(deployment: Deployment) -> Iterator[str]:
     if deployment.distributed_executor_backend == "ray" and (encoder.share_devices or diffusion.share_devices):
         yield "share_devices does not go with distributed_executor_backend: ray, which gives each rank its own: use mp"
     for stage in (encoder, diffusion):
-        if stage.load_format != "safetensors":
-            yield f"stages[{stage.stage_id}].load_format: {stage.load_format} is not served yet: use safetensors"
         if stage.vae_encode_precision not in (None, "fp32"):
             precision = stage.vae_encode_precision
             yield f"stages[{stage.stage_id}].vae_encode_precision: {precision} is not served yet: use fp32"
-    if diffusion.vae_decode_precision == "tf32":
-        yield "stages[1].vae_decode_precision: tf32 is not served yet: use fp16 or fp32"
     if diffusion.diffusion_quantization_config is not None:
         yield "stages[1].diffusion_quantization_config is not served yet: leave it out"
     offloads = (diffusion.enable_cpu_offload, diffusion.enable_layerwise_offload)
@@ -54,9 +49,9 @@ def _refusals(deployment: Deployment) -> Iterator[str]:
         or diffusion.diffusion_offload_config is not None
     ):
         yield "offload of stage 1 is not served yet: leave its keys out"
-    if diffusion.diffusion_attention_backend not in ATTENTION_BACKENDS:
-        backend = diffusion.diffusion_attention_backend
-        yield f"stages[1].diffusion_attention_backend: {backend} is not served yet: use TORCH_SDPA or leave it out"
+    backend = diffusion.diffusion_attention_backend
+    if diffusion.on_cpu and backend not in (None, "TORCH_SDPA"):
+        yield f"stages[1].diffusion_attention_backend: {backend} needs a GPU: use TORCH_SDPA or leave it out"
 
 
 def unused_keys(deployment: Deployment) -> list[str]:

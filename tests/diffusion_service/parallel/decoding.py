@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 
 from diffusion_service.parallel.vae_tiles import video_decoder
-from diffusion_service.sampling.decode import Chunks, Precision
+from diffusion_service.sampling.decode import Chunks
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.worker import TaskHandle
 from shared_runtime.weights import load_video_vae
+from shared_schema.deploy.model import Precision
 from shared_schema.errors import JobFailed
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from diffusion_service.model.adaln import Modulation
+from diffusion_service.model.attention import attend_with, use_attention
+from diffusion_service.model.dit import Dit, Moment, Rows
 from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
 from diffusion_service.parallel.ulysses import shard_sequence
 from shared_runtime.ranks.comm import RankComm
@@ -29,17 +32,27 @@ def forward(
 ) -> Forward:
     """Outputs for a packed sequence of `text_rows` + 10 audio + 30 video rows; whether all ranks have the same."""
     transformer = load_transformer(path, partition, comm.device, Sharding(DIT_PLAN, comm))
+    attend = attend_with("TORCH_SDPA")
     use_local_heads(transformer, comm)
+    use_attention(transformer, attend)
     if comm.size("ulysses") > 1:
-        shard_sequence(transformer, comm)
+        shard_sequence(transformer, comm, attend)
     size = weight_bytes(transformer)
     transformer = transformer.to(dtype)
-    video, audio = transformer(**inputs(text_rows, transformer.config, dtype), return_dict=False)
+    given = inputs(text_rows, transformer.config, dtype)
+    video, audio = step(Dit(transformer, Modulation(transformer, on_host=False)), given)
     mine = (size, video.float().sum().item(), audio.float().sum().item())
     told = [mine] * comm.world_size
     if comm.world_size > 1:
         torch.distributed.all_gather_object(told, mine, group=comm.world)
     return Forward(video.float(), audio.float(), [each[0] for each in told], len({each[1:] for each in told}) == 1)
+
+
+def step(dit: Dit, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The one step of a request with these inputs, those of diffusers' forward."""
+    moment = Moment(given["timestep"], given["timestep_indices"])
+    denoising = dit.begin(given["encoder_hidden_states"], Rows.from_layout(given), [moment])
+    return denoising.step(0, given["hidden_states"], given["audio_hidden_states"])
 
 
 def inputs(text_rows: int, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:

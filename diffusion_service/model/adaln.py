@@ -1,0 +1,118 @@
+"""AdaLN tables of a whole schedule, made once a request; the projections that make them need no room on the GPU.
+
+13 of the DiT's 33 billion parameters only map timesteps to modulation, and the timesteps of a request are known before
+its first step. Every table is made by the product that the block itself would have made, from as many rows: same bits.
+Diffusion ranks; torch.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+logger = logging.getLogger(__name__)
+
+Tables = tuple[tuple[torch.Tensor, ...], ...]
+"""By step, then by block: `(timesteps x modalities, 6 x hidden)`."""
+Parameters = dict[str, torch.Tensor]
+
+_SLOTS = 2
+"""Projections on the GPU at a time when they live on the host: one in use, one arriving."""
+
+
+class GivenTable(nn.Module):
+    """Stands in a block where its `adaln_proj` stood, and is handed the finished table instead of the timesteps."""
+
+    def forward(self, table: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Shift, scale and gate of attention and of feed-forward, each `(timesteps x modalities, hidden)`."""
+        return table.chunk(6, dim=-1)
+
+
+class Modulation:
+    """The AdaLN projections of all blocks, taken out of them, and the tables of the schedule asked for last."""
+
+    def __init__(self, transformer: Any, *, on_host: bool) -> None:
+        """Take the projections of `transformer`; with `on_host` to page-locked memory of the host."""
+        self._projections: list[nn.Module] = []
+        for block in transformer.transformer_blocks:
+            self._width = 6 * block.adaln_proj.hidden_size
+            self._projections.append(block.adaln_proj.linear)
+            block.adaln_proj = GivenTable()
+        first = next(self._projections[0].parameters())
+        self._device, self._dtype = first.device, first.dtype
+        self._on_host = on_host
+        self._made: tuple[tuple[bytes, ...], Tables] | None = None
+        if on_host:
+            for projection in self._projections:
+                _to_host(projection)
+            logger.info("AdaLN: %d MiB of projections stay on the host", self.weight_bytes >> 20)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all projections, wherever they are."""
+        return sum(p.numel() * p.element_size() for each in self._projections for p in each.parameters())
+
+    @property
+    def resident_bytes(self) -> int:
+        """What of them stays on the GPU."""
+        return 0 if self._on_host else self.weight_bytes
+
+    def tables(self, timesteps: Sequence[torch.Tensor], embedded: Sequence[torch.Tensor]) -> Tables:
+        """The tables of a schedule: those of the last call if its timesteps were the same. A collective.
+
+        Args:
+            timesteps: the distinct timesteps of each step, `(n,)`, on any device.
+            embedded: their embeddings, `(n, time_embed_dim)`.
+        """
+        key = tuple(each.cpu().numpy().tobytes() for each in timesteps)
+        if self._made is None or self._made[0] != key:
+            self._made = None
+            self._made = key, self._make(embedded)
+        return self._made[1]
+
+    def _make(self, embedded: Sequence[torch.Tensor]) -> Tables:
+        # As `MiniMaxH3AdaLayerNormModulation`: activate in the embedding's precision, cast to the projection's after.
+        activated = [nn.functional.silu(each).to(self._dtype) for each in embedded]
+        by_block = [
+            [functional_call(projection, parameters, (each,)).view(-1, self._width) for each in activated]
+            for projection, parameters in self._present()
+        ]
+        return tuple(zip(*by_block, strict=True))
+
+    def _present(self) -> Iterator[tuple[nn.Module, Parameters]]:
+        """Every projection with its parameters on the rank's device."""
+        if self._on_host:
+            return self._streamed()
+        return ((each, dict(each.named_parameters())) for each in self._projections)
+
+    def _streamed(self) -> Iterator[tuple[nn.Module, Parameters]]:
+        """The next projection is copied while the products of this one are made."""
+        main, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        shapes = dict(self._projections[0].named_parameters())
+        slots = [{name: torch.empty_like(p, device=self._device) for name, p in shapes.items()} for _ in range(_SLOTS)]
+        side.wait_stream(main)
+        arriving = self._copy(0, slots, side)
+        used = main.record_event()
+        for number, projection in enumerate(self._projections):
+            main.wait_event(arriving)
+            side.wait_event(used)
+            if number + 1 < len(self._projections):
+                arriving = self._copy(number + 1, slots, side)
+            yield projection, slots[number % _SLOTS]
+            used = main.record_event()
+
+    def _copy(self, number: int, slots: Sequence[Parameters], side: torch.cuda.Stream) -> torch.cuda.Event:
+        with torch.cuda.stream(side):
+            for name, parameter in self._projections[number].named_parameters():
+                slots[number % _SLOTS][name].copy_(parameter, non_blocking=True)
+        copied: torch.cuda.Event = side.record_event()
+        return copied
+
+
+def _to_host(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        kept = torch.empty_like(parameter, device="cpu", pin_memory=True)
+        parameter.data = kept.copy_(parameter)
