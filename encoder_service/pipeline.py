@@ -17,10 +17,9 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
 from shared_runtime.conditioning.blocks import Pipeline, assemble, run_block
 from shared_runtime.conditioning.latents import Latents, MediaEncoder
 from shared_runtime.conditioning.media import MediaReader
-from shared_runtime.conditioning.packing import Conditions, pack
+from shared_runtime.conditioning.packing import Conditions, Packed, pack
 from shared_runtime.ranks.comm import RankComm
 from shared_schema.encode import EncodeRequest, UsedReference
-from shared_schema.encoder_output import EncoderOutput
 from shared_schema.tasks import Task
 
 _TEXT: dict[Task, type[ModularPipelineBlocks]] = {
@@ -34,7 +33,7 @@ _TEXT: dict[Task, type[ModularPipelineBlocks]] = {
 class EncodedRequest:
     """A finished payload, what was used of each reference, and seconds by stage."""
 
-    payload: EncoderOutput
+    payload: Packed
     references: tuple[UsedReference, ...]
     timings: dict[str, float]
 
@@ -86,7 +85,7 @@ class EncoderPipeline:
         return EncodedRequest(payload, media.used, timings)
 
 
-def _packed(state: PipelineState, latents: Latents | None) -> EncoderOutput:
+def _packed(state: PipelineState, latents: Latents | None) -> Packed:
     text, roles = state.get("prompt_embeds"), state.get("text_token_tags")
     if latents is None:
         return pack(Conditions(text, roles), None)

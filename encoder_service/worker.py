@@ -2,7 +2,6 @@
 
 import logging
 import socket
-from dataclasses import dataclass
 
 import torch
 
@@ -15,35 +14,23 @@ from encoder_service.commands import (
     EncoderRankSettings,
     Probe,
     Push,
-    Pushed,
     Tidy,
 )
+from encoder_service.outbox import Outbox
 from encoder_service.parallel import TEXT_PLAN
 from encoder_service.pipeline import EncodedRequest, EncoderPipeline
 from shared_runtime.conditioning.latents import MediaEncoder
+from shared_runtime.device_memory import locker_for
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_runtime.sharding import Sharding
-from shared_runtime.transport.codec import check_values, checksum
-from shared_runtime.transport.inline import to_safetensors
 from shared_runtime.transport.nixl_sender import NixlSender
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.weights import load_processor, load_text_encoder, load_tokenizer, weight_bytes
-from shared_schema.encode import InlineLanding, Landing, NixlLanding, PushReceipt, ShmLanding
-from shared_schema.encoder_output import EncoderOutput
-from shared_schema.errors import LeaseExpired, TransportError
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A payload that nobody has pushed yet."""
-
-    payload: EncoderOutput
-    checksum: str
 
 
 class EncoderRank:
@@ -63,10 +50,7 @@ class EncoderRank:
             "processor": load_processor(path),
         }
         self._pipeline = EncoderPipeline(path, components, media_encoder, comm)
-        nixl, sends = settings.nixl, comm.is_leader
-        self._shm = ShmSender(settings.slab_folder) if nixl is None else None
-        self._nixl = NixlSender.start(nixl) if nixl is not None and sends else None
-        self._waiting: dict[str, _Waiting] = {}
+        self._outbox = _outbox(settings, comm)
         self._load_format = settings.stage.load_format
         self._weight_bytes = weight_bytes(text_encoder)
         if media_encoder is not None:
@@ -88,16 +72,14 @@ class EncoderRank:
             case Encode():
                 return self._encode(command, task)
             case Push(encoding_id, landing):
-                return self._push(encoding_id, landing)
+                return self._outbox.push(encoding_id, landing) if self._comm.is_leader else None
             case Drop(encoding_id):
-                self._waiting.pop(encoding_id, None)
+                self._outbox.drop(encoding_id)
                 return None
             case Probe(landing, nbytes):
-                return self._probe(landing, nbytes)
+                return self._outbox.probe(landing, nbytes) if self._comm.is_leader else None
             case Tidy():
-                for sender in (self._shm, self._nixl):
-                    if sender is not None:
-                        sender.forget_removed()
+                self._outbox.tidy()
                 return None
             case CountTokens(prompt):
                 return len(self._tokenizer(prompt, add_special_tokens=False)["input_ids"])
@@ -110,54 +92,14 @@ class EncoderRank:
 
     def _keep(self, encoding_id: str, encoded: EncodedRequest | None) -> Encoded:
         assert encoded is not None
-        check_values(encoded.payload)
-        # Made here and not while pushing: the push is then one memcpy at its full rate.
-        self._waiting[encoding_id] = _Waiting(encoded.payload, checksum(encoded.payload.data))
-        return Encoded(encoded.payload.manifest, encoded.references, encoded.timings)
-
-    def _push(self, encoding_id: str, landing: Landing) -> Pushed | None:
-        if not self._comm.is_leader:
-            return None
-        waiting = self._waiting.get(encoding_id)
-        if waiting is None:
-            raise LeaseExpired(f"encoding {encoding_id} is not here: it was pushed, dropped, or lapsed")
-        pushed = self._deliver(landing, waiting)
-        self._waiting.pop(encoding_id, None)
-        return pushed
-
-    def _deliver(self, landing: Landing, waiting: _Waiting) -> Pushed:
-        match landing:
-            case ShmLanding() | NixlLanding():
-                return Pushed(self._send(landing, waiting.payload.data, waiting.checksum))
-            case InlineLanding():
-                blob = to_safetensors(waiting.payload)
-                receipt = PushReceipt(bytes=len(blob), checksum=checksum(memoryview(blob)), seconds=0.0)
-                return Pushed(receipt, blob)
-
-    def _send(self, landing: ShmLanding | NixlLanding, data: memoryview, known: str | None) -> PushReceipt:
-        """By the sender of the connector, and no other."""
-        if isinstance(landing, NixlLanding) and self._nixl is not None:
-            return self._nixl.push_bytes(landing, data, checksum=known)
-        if isinstance(landing, ShmLanding) and self._shm is not None:
-            return self._shm.push_bytes(landing, data, checksum=known)
-        ours = "SharedMemoryConnector" if self._shm is not None else "NixlConnector"
-        raise TransportError(f"a landing of kind {landing.kind} was given to an encoder that sends over {ours}")
-
-    def _probe(self, landing: Landing, nbytes: int) -> Pushed | None:
-        if not self._comm.is_leader:
-            return None
-        pattern = _pattern(nbytes).numpy().data
-        match landing:
-            case ShmLanding() | NixlLanding():
-                return Pushed(self._send(landing, pattern, None))
-            case InlineLanding():
-                receipt = PushReceipt(bytes=nbytes, checksum=checksum(pattern), seconds=0.0)
-                return Pushed(receipt, bytes(pattern))
+        return Encoded(self._outbox.keep(encoding_id, encoded.payload), encoded.references, encoded.timings)
 
 
-def _pattern(nbytes: int) -> torch.Tensor:
-    """Bytes that repeat nowhere near a page, so that a shifted or partial write shows."""
-    return (torch.arange(nbytes, dtype=torch.int64) * 2_654_435_761 >> 7).to(torch.uint8)
+def _outbox(settings: EncoderRankSettings, comm: RankComm) -> Outbox:
+    if settings.nixl is not None:
+        return Outbox(None, NixlSender.start(settings.nixl) if comm.is_leader else None)
+    locker = locker_for(comm.device)
+    return Outbox(ShmSender(settings.slab_folder, on_map=locker.lock if locker else None), None, locker)
 
 
 def _media_encoder(settings: EncoderRankSettings, comm: RankComm, beater: Beater) -> MediaEncoder | None:

@@ -13,6 +13,17 @@ L = TypeVar("L", bound=ShmLanding)
 L_contra = TypeVar("L_contra", bound=ShmLanding | NixlLanding, contravariant=True)
 
 
+class Source(Protocol):
+    """Bytes that are not in host memory yet, and go from where they are straight into a landing."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+
+    def write_into(self, target: memoryview) -> str:
+        """Fill `target`, of just that many bytes; the checksum of what lies there then."""
+
+
 class Sender(Protocol[L_contra]):
     """The encoder leader's side."""
 

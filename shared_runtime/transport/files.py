@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,10 +142,14 @@ def _foreign_message(path: Path, error: OSError) -> str:
     )
 
 
+OnMap = Callable[[memoryview], Callable[[], None]]
+"""Told of every new mapping; what it returns is called before the mapping goes. For page-locking."""
+
+
 class MappedSlab:
     """Another process' slab file, mapped into this one. Writable, whole, its page tables filled at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_map: OnMap | None = None) -> None:
         self.fd = os.open(path, _OPEN_FLAGS)
         try:
             self._check_plain(path)
@@ -155,6 +160,7 @@ class MappedSlab:
             os.close(self.fd)
             raise
         self.view = memoryview(self._map)
+        self._before_unmap = on_map(self.view) if on_map is not None else None
 
     def _check_plain(self, path: Path) -> None:
         facts = os.fstat(self.fd)
@@ -170,6 +176,8 @@ class MappedSlab:
     def close(self) -> None:
         """Unmap and close. A view that somebody still holds keeps the mapping alive until it goes."""
         os.close(self.fd)
+        if self._before_unmap is not None:
+            self._before_unmap()
         with suppress(BufferError):
             self.view.release()
             self._map.close()
@@ -178,8 +186,9 @@ class MappedSlab:
 class SlabFolder:
     """The slabs of other processes in one folder, each mapped once. Not thread-safe: its user serialises."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_map: OnMap | None = None) -> None:
         self._folder = folder
+        self._on_map = on_map
         self._slabs: dict[str, MappedSlab] = {}
 
     def open(self, path: str) -> MappedSlab:
@@ -198,7 +207,7 @@ class SlabFolder:
         if path.parent != self._folder or not _NAME.fullmatch(path.name):
             raise TransportError(f"landing {path} is not a slab in {self._folder}: both services need one slab folder")
         try:
-            return MappedSlab(path)
+            return MappedSlab(path, self._on_map)
         except FileNotFoundError as error:
             raise TransportError(
                 f"slab {path} is not on this host: shared memory needs both services on one host with one slab folder "

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from shared_runtime.transport.base import Source
 from shared_runtime.transport.claims import drop_claim, try_claim
 from shared_runtime.transport.codec import checksum as checksum_of
 from shared_runtime.transport.codec import copy
-from shared_runtime.transport.files import MappedSlab, SlabFolder
+from shared_runtime.transport.files import MappedSlab, OnMap, SlabFolder
 from shared_runtime.transport.header import (
     HEADER_BYTES,
     Header,
@@ -34,8 +35,10 @@ Copy = Callable[[memoryview, memoryview], None]
 class ShmSender:
     """Writes payloads into landings of slabs in one folder. Thread-safe: one push at a time."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time, copy: Copy = copy) -> None:
-        self._slabs = SlabFolder(folder.absolute())
+    def __init__(
+        self, folder: Path, *, clock: Callable[[], float] = time.time, copy: Copy = copy, on_map: OnMap | None = None
+    ) -> None:
+        self._slabs = SlabFolder(folder.absolute(), on_map)
         self._clock = clock
         self._copy = copy
         self._lock = threading.Lock()
@@ -56,8 +59,23 @@ class ShmSender:
 
     def push_bytes(self, landing: ShmLanding, data: memoryview, *, checksum: str | None = None) -> PushReceipt:
         """Write any bytes into a landing of just their length. Errors as `push`."""
-        if data.nbytes != landing.length:
-            raise TransportError(f"a landing of {landing.length} bytes was given for {data.nbytes} bytes")
+        plain = data.cast("B")
+
+        def write(target: memoryview) -> str:
+            if checksum is None:
+                return self._copy_and_sum(target, plain)
+            self._copy(target, plain)
+            return checksum
+
+        return self._push(landing, plain.nbytes, write)
+
+    def push_source(self, landing: ShmLanding, source: Source) -> PushReceipt:
+        """Have a source write itself into a landing of just its length. Errors as `push`."""
+        return self._push(landing, source.nbytes, source.write_into)
+
+    def _push(self, landing: ShmLanding, nbytes: int, write: Callable[[memoryview], str]) -> PushReceipt:
+        if nbytes != landing.length:
+            raise TransportError(f"a landing of {landing.length} bytes was given for {nbytes} bytes")
         with self._lock:
             slab = self._slabs.open(landing.path)
             if not try_claim(slab.fd, landing.generation):
@@ -66,18 +84,15 @@ class ShmSender:
                 raise TransportError(f"landing {landing.generation} is being written by another sender")
             try:
                 self._check_reserved(slab, landing)
-                return self._write(slab, landing, data.cast("B"), checksum)
+                return self._write(slab, landing, write)
             finally:
                 drop_claim(slab.fd, landing.generation)
 
-    def _write(self, slab: MappedSlab, landing: ShmLanding, data: memoryview, known: str | None) -> PushReceipt:
+    def _write(self, slab: MappedSlab, landing: ShmLanding, write: Callable[[memoryview], str]) -> PushReceipt:
         start = landing.offset + HEADER_BYTES
         target = slab.view[start : start + landing.length]
         begun = time.perf_counter()
-        if known is None:
-            known = self._copy_and_sum(target, data)
-        else:
-            self._copy(target, data)
+        known = write(target)
         seconds = time.perf_counter() - begun
         self._check_reserved(slab, landing)
         write_checksum(slab.view, landing.offset, known)
@@ -115,8 +130,8 @@ class ShmSender:
 class SlabReader:
     """Reads landings that the owner has verified and holds. For the diffusion ranks; not thread-safe."""
 
-    def __init__(self, folder: Path) -> None:
-        self._slabs = SlabFolder(folder.absolute())
+    def __init__(self, folder: Path, on_map: OnMap | None = None) -> None:
+        self._slabs = SlabFolder(folder.absolute(), on_map)
 
     def view(self, landing: ShmLanding) -> memoryview:
         """The payload's bytes, valid until the owner releases the landing. Writable only because torch wants it so.
@@ -136,7 +151,11 @@ class SlabReader:
         return slab.view[start : start + landing.length]
 
     def whole(self, path: str) -> memoryview:
-        """The whole slab at `path`, for page-locking it once."""
+        """The whole slab at `path`, mapped from now on.
+
+        Raises:
+            TransportError: it is not on this host, or cannot be opened.
+        """
         return self._slabs.open(path).view
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ def conditions(*blocks: Block) -> Conditions:
 def test_unpacking_gives_back_what_was_packed(blocks: tuple[Block, ...]) -> None:
     made = conditions(*blocks)
     layout = Layout(Task.REF2VA if blocks else Task.T2VA, 64, 64, 107, blocks)
-    payload = pack(made, layout)
+    payload = pack(made, layout).on_host()
     assert payload.layout == layout
     got = unpack(payload)
     assert got.prompt_embeds.dtype is torch.bfloat16
@@ -47,7 +47,7 @@ def test_unpacking_gives_back_what_was_packed(blocks: tuple[Block, ...]) -> None
 
 def test_a_text_payload_has_words_alone() -> None:
     made = conditions()
-    got = unpack(pack(made, None))
+    got = unpack(pack(made, None).on_host())
     assert torch.equal(got.prompt_embeds, made.prompt_embeds)
     assert (got.visual, got.audio) == ((), ())
 
@@ -67,7 +67,7 @@ def test_conditions_that_do_not_fit_their_layout_are_refused() -> None:
 
 def test_what_was_unpacked_outlives_the_landing() -> None:
     made = conditions(IMAGE)
-    payload = pack(made, Layout(Task.REF2VA, 64, 64, 107, (IMAGE,)))
+    payload = pack(made, Layout(Task.REF2VA, 64, 64, 107, (IMAGE,))).on_host()
     got = unpack(payload)
     payload.data[:] = bytes(payload.data.nbytes)
     assert torch.equal(got.prompt_embeds, made.prompt_embeds)

@@ -1,0 +1,167 @@
+"""Tensors and a slab, with nothing in between: page-locking, and copies to and from a device. Runs in ranks; torch.
+
+A copy between a device and page-locked memory runs at the full rate of the bus and beside the host's work; from memory
+that is not, the driver first copies into a small buffer of its own. Everything here works on a CPU as well.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import xxhash
+
+logger = logging.getLogger(__name__)
+
+LOCK_CHUNK = 256 * 2**20
+"""Bytes locked by one call: a call holds the driver's lock for its whole time, and fails as a whole."""
+COPY_PIECE = 8 * 2**20
+"""Bytes of one copy: the checksum of a piece is made while the next one is on its way."""
+Register = Callable[[int, int], str | None]
+"""Page-locks bytes from an address; None, or why that did not work."""
+Unregister = Callable[[int], None]
+"""Undoes it for the piece that begins at an address."""
+
+
+class PageLocker:
+    """Page-locks mappings in chunks. What cannot be locked stays as it is, with one line in the log that says why."""
+
+    def __init__(self, register: Register, unregister: Unregister, *, chunk: int = LOCK_CHUNK) -> None:
+        self._register = register
+        self._unregister = unregister
+        self._chunk = chunk
+        self._locked: dict[int, int] = {}
+        """Bytes by address, of every chunk that is locked now."""
+
+    @property
+    def locked_bytes(self) -> int:
+        """Locked now."""
+        return sum(self._locked.values())
+
+    def lock(self, view: memoryview) -> Callable[[], None]:
+        """Lock a whole mapping, as far as that goes; the function that is returned undoes it before it is unmapped."""
+        base = address_of(view)
+        mine: list[int] = []
+        for start in range(0, view.nbytes, self._chunk):
+            nbytes = min(self._chunk, view.nbytes - start)
+            reason = self._register(base + start, nbytes)
+            if reason is not None:
+                done, whole = sum(self._locked[each] for each in mine) >> 20, view.nbytes >> 20
+                logger.warning(
+                    "page-locked %d of %d MiB of the slab, the rest is copied slower: %s", done, whole, reason
+                )
+                break
+            self._locked[base + start] = nbytes
+            mine.append(base + start)
+        else:
+            logger.info("page-locked the slab, %d MiB", view.nbytes >> 20)
+        return lambda: self._unlock(mine)
+
+    def _unlock(self, addresses: list[int]) -> None:
+        for address in addresses:
+            self._unregister(address)
+            del self._locked[address]
+        addresses.clear()
+
+    def cuts(self, address: int, nbytes: int) -> list[int]:
+        """Where copies from `address` on have to end, as offsets: none may cross the border of a locked chunk."""
+        borders = {border - address for start, length in self._locked.items() for border in (start, start + length)}
+        return sorted(border for border in borders if 0 < border < nbytes)
+
+
+def cuda_locker() -> PageLocker:
+    """Page-locking by CUDA, for every device of this process."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+    def register(address: int, nbytes: int) -> str | None:
+        # 1: page-locked for every context of the process.
+        code = runtime.cudaHostRegister(address, nbytes, 1)
+        return None if int(code) == 0 else f"cudaHostRegister: {torch.cuda.CudaError(int(code))}"
+
+    def unregister(address: int) -> None:
+        runtime.cudaHostUnregister(address)
+
+    return PageLocker(register, unregister)
+
+
+def locker_for(device: torch.device) -> PageLocker | None:
+    """A locker where page-locking makes a difference."""
+    return cuda_locker() if device.type == "cuda" else None
+
+
+def address_of(view: memoryview) -> int:
+    """Where writable bytes begin in this process."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements' bytes in order, flat, on the tensor's device; a copy only where the tensor is not contiguous."""
+    if tensor.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def from_bytes(
+    view: memoryview, dtype: torch.dtype, shape: Sequence[int], device: torch.device, locker: PageLocker | None = None
+) -> torch.Tensor:
+    """A tensor on `device` out of host bytes, copied once and complete when this returns."""
+    raw = torch.empty(view.nbytes, dtype=torch.uint8, device=device)
+    if view.nbytes:
+        source = torch.frombuffer(view, dtype=torch.uint8)
+        for start, end in _pieces(view, locker):
+            raw[start:end].copy_(source[start:end], non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+    return raw.view(dtype).reshape(*shape)
+
+
+class TensorSource:
+    """Flat bytes on a device as a `transport.base.Source`: they go straight into a landing.
+
+    Whatever makes the bytes must be finished on the device when `write_into` is called.
+    """
+
+    def __init__(self, raw: torch.Tensor, locker: PageLocker | None = None) -> None:
+        self._raw = raw
+        self._locker = locker
+        # Not the device's default stream: there the next request's work may be queued.
+        self._stream: torch.cuda.Stream | None = None
+        if raw.device.type == "cuda":
+            self._stream = torch.cuda.Stream(raw.device)  # type: ignore[no-untyped-call]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to write."""
+        return self._raw.numel()
+
+    def write_into(self, target: memoryview) -> str:
+        """Copy everything into `target`, and the checksum of what lies there then, made beside the copy."""
+        digest = xxhash.xxh3_64()
+        if target.nbytes:
+            bare = torch.frombuffer(target, dtype=torch.uint8)
+            waits = [(start, end, self._copy(bare, start, end)) for start, end in _pieces(target, self._locker)]
+            for start, end, wait in waits:
+                wait()
+                digest.update(target[start:end])
+        return digest.hexdigest()
+
+    def _copy(self, target: torch.Tensor, start: int, end: int) -> Callable[[], None]:
+        """Start one copy; what waits for its end."""
+        if self._stream is None:
+            target[start:end].copy_(self._raw[start:end])
+            return _nothing
+        with torch.cuda.stream(self._stream):
+            target[start:end].copy_(self._raw[start:end], non_blocking=True)
+            copied = self._stream.record_event()
+        return lambda: copied.synchronize()
+
+
+def _nothing() -> None:
+    return None
+
+
+def _pieces(view: memoryview, locker: PageLocker | None) -> Iterator[tuple[int, int]]:
+    """Begin and end of every copy of a view."""
+    cuts = locker.cuts(address_of(view), view.nbytes) if locker is not None else []
+    ends = sorted({*cuts, *range(COPY_PIECE, view.nbytes, COPY_PIECE), view.nbytes})
+    yield from zip([0, *ends[:-1]], ends, strict=True)
