@@ -132,7 +132,7 @@ async def _serve(
 ) -> None:
     deployment, service = settings.deployment, settings.deployment.service
     url = settings.advertise_url or url_of(listener)
-    group = _group(settings, checkpoint, tasks)
+    group = _group(settings, checkpoint, tasks, slab.path)
     engine = Engine(group)
     client = EncoderClient(
         settings.encoder_urls[0], token=settings.shared_token, encode_timeout_s=service.encode_timeout_s
@@ -179,13 +179,13 @@ async def _serve(
         await store.close()
 
 
-def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task]) -> ProcessGroup:
+def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task], slab: Path) -> ProcessGroup:
     stage, service = settings.deployment.diffusion, settings.deployment.service
     mesh = Mesh(stage.parallel_config.tensor_parallel_size, stage.parallel_config.ulysses_degree)
     return ProcessGroup(
         rank_specs("diffusion", mesh, stage.devices),
         RANKS,
-        DiffusionRankSettings(checkpoint.path, stage, tasks, service.slab_folder, settings.log_level),
+        DiffusionRankSettings(checkpoint.path, stage, tasks, service.slab_folder, slab, settings.log_level),
         GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
         settings.deployment.distributed_executor_backend,
     )

@@ -22,6 +22,8 @@ class DiffusionRankSettings:
     """What will be asked: decides which partitions are loaded."""
     slab_folder: Path
     """The only folder in which landings may lie."""
+    slab: Path
+    """The service's own slab in it."""
     log_level: LogLevel
 
 

@@ -29,6 +29,7 @@ from shared_runtime.conditioning.blocks import Pipeline
 from shared_runtime.conditioning.latents import MediaEncoder
 from shared_runtime.conditioning.packing import Conditions, unpack
 from shared_runtime.conditioning.vae_tiles import Mode
+from shared_runtime.device_memory import locker_for
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
@@ -40,6 +41,7 @@ from shared_runtime.weights import load_audio_vae, load_scheduler, load_transfor
 from shared_schema.deploy.model import AttentionBackend, DiffusionStage, Precision
 from shared_schema.deploy.settings import PARTITION_TASKS, Partition
 from shared_schema.encoder_output import EncoderOutput
+from shared_schema.errors import H3Error, TransportError
 from shared_schema.layout import Layout
 from shared_schema.tasks import Task
 from shared_schema.videos import Execution
@@ -77,7 +79,9 @@ class DiffusionRank:
             encoder = MediaEncoder.load(settings.checkpoint, comm, mode, beater.beat, dummy=settings.stage.dummy)
             self._media = MediaConditioner(settings.checkpoint, encoder, comm)
             held.append(encoder.weight_bytes)
-        self._slabs = SlabReader(settings.slab_folder)
+        self._locker = locker_for(device)
+        self._slabs = SlabReader(settings.slab_folder, self._locker.lock if self._locker else None)
+        self._all_read = not comm.any(not self._can_read(settings.slab))
         self.facts = DiffusionFacts(
             device=str(device),
             torch=str(torch.__version__),
@@ -95,7 +99,7 @@ class DiffusionRank:
                 raise TypeError(f"a diffusion rank does not know {type(command).__name__}")
 
     def _generate(self, command: Generate, task: TaskHandle) -> Generated:
-        conditions, layout = self._comm.from_leader(lambda: self._take(command))
+        conditions, layout = self._receive(command)
         task.report(PayloadTaken())
         timings: dict[str, float] = {}
         if command.media is not None:
@@ -111,11 +115,36 @@ class DiffusionRank:
         made = self._generator.generate(command, conditions, layout.blocks, layout.keyframes, tell, task.beat)
         return replace(made, timings={**timings, **made.timings})
 
+    def _can_read(self, slab: Path) -> bool:
+        """Whether the slab is on this rank's host; it is mapped, and page-locked where there is a GPU, from here on."""
+        try:
+            self._slabs.whole(str(slab))
+        except TransportError:
+            return False
+        return True
+
+    def _receive(self, command: Generate) -> tuple[Conditions, Layout | None]:
+        """The payload on every rank, which then needs its landing no more. A collective.
+
+        Reading beats a broadcast (see `benchmarks/results/transport.json`), so every rank reads where all of them can.
+        """
+        if not self._all_read:
+            return self._comm.from_leader(lambda: self._take(command))
+        taken, error = None, None
+        try:
+            taken = self._take(command)
+        except H3Error as raised:
+            error = raised
+        self._comm.agree(error)
+        assert taken is not None
+        return taken
+
     def _take(self, command: Generate) -> tuple[Conditions, Layout | None]:
-        """Copy the payload off its landing; the leader alone reads the slab, for the others may be elsewhere."""
+        """Copy the payload off its landing, straight onto this rank's device."""
         payload = EncoderOutput(manifest=command.manifest, data=self._slabs.view(command.landing))
-        check_values(payload)
-        return unpack(payload), payload.layout
+        if self._comm.is_leader:
+            check_values(payload)
+        return unpack(payload, self._comm.device, self._locker), payload.layout
 
 
 def _load(settings: DiffusionRankSettings, comm: RankComm, beater: Beater) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class PageLocker:
         return sorted(border for border in borders if 0 < border < nbytes)
 
 
-def cuda_locker() -> PageLocker:
+def cuda_locker(chunk: int = LOCK_CHUNK) -> PageLocker:
     """Page-locking by CUDA, for every device of this process."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
@@ -81,7 +81,7 @@ def cuda_locker() -> PageLocker:
     def unregister(address: int) -> None:
         runtime.cudaHostUnregister(address)
 
-    return PageLocker(register, unregister)
+    return PageLocker(register, unregister, chunk=chunk)
 
 
 def locker_for(device: torch.device) -> PageLocker | None:
@@ -108,11 +108,11 @@ def from_bytes(
     raw = torch.empty(view.nbytes, dtype=torch.uint8, device=device)
     if view.nbytes:
         source = torch.frombuffer(view, dtype=torch.uint8)
-        for start, end in _pieces(view, locker):
+        for start, end in pieces(view, locker):
             raw[start:end].copy_(source[start:end], non_blocking=True)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
-    return raw.view(dtype).reshape(*shape)
+    return raw.view(dtype).reshape(tuple(shape))
 
 
 class TensorSource:
@@ -139,7 +139,7 @@ class TensorSource:
         digest = xxhash.xxh3_64()
         if target.nbytes:
             bare = torch.frombuffer(target, dtype=torch.uint8)
-            waits = [(start, end, self._copy(bare, start, end)) for start, end in _pieces(target, self._locker)]
+            waits = [(start, end, self._copy(bare, start, end)) for start, end in pieces(target, self._locker)]
             for start, end, wait in waits:
                 wait()
                 digest.update(target[start:end])
@@ -160,8 +160,8 @@ def _nothing() -> None:
     return None
 
 
-def _pieces(view: memoryview, locker: PageLocker | None) -> Iterator[tuple[int, int]]:
-    """Begin and end of every copy of a view."""
+def pieces(view: memoryview, locker: PageLocker | None) -> Iterator[tuple[int, int]]:
+    """Begin and end of every copy to or from a view, in order."""
     cuts = locker.cuts(address_of(view), view.nbytes) if locker is not None else []
     ends = sorted({*cuts, *range(COPY_PIECE, view.nbytes, COPY_PIECE), view.nbytes})
     yield from zip([0, *ends[:-1]], ends, strict=True)

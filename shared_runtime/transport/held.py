@@ -1,6 +1,6 @@
 """A sender's copy that stops on demand: the fake that makes faults in the middle of a push testable. No torch.
 
-`ShmSender(folder, copy=HeldCopy())` writes half of a payload and waits there until `let_go`.
+`ShmSender(folder, copy=HeldCopy())` writes half of its first piece and waits there until `let_go`.
 """
 
 import threading
@@ -9,7 +9,7 @@ from shared_runtime.transport.codec import copy
 
 
 class HeldCopy:
-    """Copies the first half, says so through `half_done`, and goes on after `let_go` (or after `timeout_s`)."""
+    """Copies half of what it is given, says so through `half_done`, goes on after `let_go` (or `timeout_s`)."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self.half_done = threading.Event()

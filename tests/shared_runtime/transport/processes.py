@@ -80,17 +80,25 @@ def _own(folder: Path, size: int, user: int) -> None:
     slab.close()
 
 
-def _copy_and_stop(target: memoryview, source: memoryview) -> None:
-    half = source.nbytes // 2
-    copy(target[:half], source[:half])
-    _tell("half")
-    sys.stdin.readline()
-    copy(target[half:], source[half:])
+class _StopOnce:
+    """A copy that says when half of its first piece is done, and goes on after a line."""
+
+    def __init__(self) -> None:
+        self._stopped = False
+
+    def __call__(self, target: memoryview, source: memoryview) -> None:
+        half = source.nbytes // 2
+        copy(target[:half], source[:half])
+        if not self._stopped:
+            self._stopped = True
+            _tell("half")
+            sys.stdin.readline()
+        copy(target[half:], source[half:])
 
 
 def _push(folder: Path, stop: str) -> None:
-    """Push a pattern into every landing that comes in; with `stop`, wait for a line in the middle of each."""
-    sender = ShmSender(folder, copy=_copy_and_stop) if stop == "stop" else ShmSender(folder)
+    """Push a pattern into every landing that comes in; with `stop`, wait for a line in the middle of the first."""
+    sender = ShmSender(folder, copy=_StopOnce()) if stop == "stop" else ShmSender(folder)
     _tell("ready")
     for line in sys.stdin:
         landing = ShmLanding.model_validate_json(line)
