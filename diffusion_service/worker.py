@@ -3,6 +3,7 @@
 import logging
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
