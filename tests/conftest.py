@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases.make_cases import shared_cases
+from tests.postgres import PostgresServer, postgres_server
 from tests.ranks import Ranks, rank_groups
 
 
@@ -13,6 +14,19 @@ from tests.ranks import Ranks, rank_groups
 def cases() -> Path:
     """The fixture files. Read only."""
     return shared_cases()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL server; see `tests.postgres`."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> str:
+    """The URL of an empty PostgreSQL database."""
+    return postgres.new_database()
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,9 @@ def job_of(row: Row[Any]) -> Job:
 
 def read(connection: Connection, job_id: str, *, lock: bool = False) -> Job | None:
     """One job; `lock`: nobody else changes it before this transaction ends."""
+    if not (job_id.isascii() and job_id.isprintable()):
+        # None of ours, and PostgreSQL takes no NUL.
+        return None
     query = select(JOBS).where(JOBS.c.id == job_id)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else job_of(row)
@@ -79,16 +82,16 @@ def count_queued(connection: Connection) -> int:
 
 def count_unfinished(connection: Connection, key: str | None) -> int:
     """How many jobs of that key have not ended."""
-    unfinished = JOBS.c.status.in_(("queued", "in_progress"))
-    return connection.execute(select(func.count()).where(unfinished, JOBS.c.key.is_not_distinct_from(key))).scalar_one()
+    query = select(JOBS.c.key).where(JOBS.c.status.in_(("queued", "in_progress")))
+    return sum(row.key == key for row in connection.execute(query))
 
 
 def accepted(connection: Connection, key: str | None, idempotency_key: str | None, digest: str) -> list[Accepted]:
     """Requests of that caller that might be the same as a new one, newest first."""
     same = JOBS.c.digest == digest if idempotency_key is None else JOBS.c.idempotency_key == idempotency_key
-    columns = (JOBS.c.id, JOBS.c.idempotency_key, JOBS.c.digest, JOBS.c.accepted_at)
-    query = select(*columns).where(same, JOBS.c.key.is_not_distinct_from(key)).order_by(JOBS.c.sequence.desc())
-    return [Accepted(*row) for row in connection.execute(query)]
+    columns = (JOBS.c.id, JOBS.c.idempotency_key, JOBS.c.digest, JOBS.c.accepted_at, JOBS.c.key)
+    rows = connection.execute(select(*columns).where(same).order_by(JOBS.c.sequence.desc())).all()
+    return [Accepted(row.id, row.idempotency_key, row.digest, row.accepted_at) for row in rows if row.key == key]
 
 
 def unfinished(connection: Connection) -> list[Job]:

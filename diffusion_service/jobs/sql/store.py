@@ -16,10 +16,10 @@ from diffusion_service.jobs.idempotency import Idempotency
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.sql import reads, writes
 from diffusion_service.jobs.sql.database import THREADS, database_url, is_shared, open_engine
-from diffusion_service.jobs.sql.tables import METADATA
+from diffusion_service.jobs.sql.upgrade import upgrade
 from diffusion_service.jobs.store import Changes, Choose, Held, JobEvent, JobPage, Order, Tell, Transit, silent
 from diffusion_service.scheduler import Waiting
-from shared_schema.errors import StoreUnavailable
+from shared_schema.errors import DeployError, StoreUnavailable
 from shared_schema.videos import VideoStatus
 
 R = TypeVar("R")
@@ -34,7 +34,11 @@ class SqlJobStore:
 
     def __init__(self, url: str, *, tell: Tell = silent, clock: Callable[[], float] = time.time) -> None:
         self._engine = open_engine(database_url(url))
-        METADATA.create_all(self._engine)
+        try:
+            upgrade(self._engine)
+        except DeployError:
+            self._engine.dispose()
+            raise
         self._shared = is_shared(self._engine)
         self._threads = ThreadPoolExecutor(THREADS if self._shared else 1, thread_name_prefix="job-store")
         self._tell = tell

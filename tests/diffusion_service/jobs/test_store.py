@@ -46,13 +46,21 @@ def orphaned(job: Job) -> Job:
     return job.orphaned(LOST, 5000.0, RETENTION_S)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Check], None]:
     """Run an async check against a fresh store."""
 
+    def open_store() -> JobStore:
+        match request.param:
+            case "memory":
+                return MemoryJobStore()
+            case "sqlite":
+                return SqlJobStore(f"sqlite:///{tmp_path / 'jobs.db'}")
+            case _:
+                return SqlJobStore(request.getfixturevalue("postgres_url"))
+
     async def run(body: Check) -> None:
-        store: JobStore
-        store = MemoryJobStore() if request.param == "memory" else SqlJobStore(f"sqlite:///{tmp_path / 'jobs.db'}")
+        store = open_store()
         try:
             await body(store)
         finally:

@@ -1,0 +1,1 @@
+"""The steps. A new one names the newest as its `down_revision`."""
