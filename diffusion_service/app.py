@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -16,14 +16,18 @@ from diffusion_service.api.health import overall
 from diffusion_service.api.limits import BodyCaps, RequestDefaults, ServerLimits
 from diffusion_service.api.router import build_router
 from diffusion_service.commands import DiffusionFacts, DiffusionRankSettings
+from diffusion_service.conditioning_cache import ConditioningCache
 from diffusion_service.encoder_client import EncoderClient
 from diffusion_service.encoder_link import PROBE_BYTES, EncoderLink, Expected
+from diffusion_service.encoders import Encoders
 from diffusion_service.engine import Engine
 from diffusion_service.handover import Handover, PayloadRules
 from diffusion_service.health import ServiceHealth
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.sql.store import SqlJobStore
+from diffusion_service.jobs.workshop import RunnerRules
+from diffusion_service.metrics import CacheCollector
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
@@ -41,9 +45,10 @@ from shared_runtime.transport.sizing import largest_payload
 from shared_runtime.transport.slab import PAGE, Slab
 from shared_schema.deploy.layout import layout_of
 from shared_schema.deploy.model import Deployment
+from shared_schema.deploy.service import ServiceSettings
 from shared_schema.deploy.settings import DiffusionSettings, Partition, TaskType, partitions_for, tasks_served
 from shared_schema.encode import ShmLanding
-from shared_schema.errors import DeployError, NotReady
+from shared_schema.errors import DeployError
 from shared_schema.tasks import CanvasLimits, Task
 
 logger = logging.getLogger(__name__)
@@ -134,23 +139,21 @@ async def _serve(
     url = settings.advertise_url or url_of(listener)
     group = _group(settings, checkpoint, tasks, slab.path)
     engine = Engine(group)
-    client = EncoderClient(
-        settings.encoder_urls[0], token=settings.shared_token, encode_timeout_s=service.encode_timeout_s
-    )
-    link = EncoderLink(client, receiver, _expected(settings, gpus, checkpoint), service.lease_s)
+    encoders = _encoders(settings, receiver, _expected(settings, gpus, checkpoint))
     sender = ShmSender(service.slab_folder)
-    health = ServiceHealth(engine, link)
+    health = ServiceHealth(engine, encoders)
     registry = new_registry("diffusion", lambda: overall(health))
     accounts = TransportAccounts(registry)
     registry.register(SlabCollector("shm" if deployment.nixl is None else "nixl", lambda: slab.stats))
     store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}")
     limits = _limits(settings, checkpoint, tasks)
-    rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim)
-    handover = Handover(link, receiver, sender, artifacts, service.lease_s, rules, accounts)
-    runner = JobRunner(store, artifacts, handover, engine, retention_s=limits.retention_s)
+    rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim, checkpoint.revision)
+    cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
+    registry.register(CacheCollector(lambda: cache.stats))
+    handover = Handover(encoders, receiver, sender, artifacts, service.lease_s, rules, cache, accounts)
+    runner = JobRunner(store, artifacts, handover, engine, _runner_rules(service))
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
-    count_tokens = _token_counter(client, link)
-    deps = ApiDeps(store, artifacts, runner, limits, health, count_tokens, time.time, info, registry)
+    deps = ApiDeps(store, artifacts, runner, limits, health, encoders.count_tokens, time.time, info, registry)
 
     async def ready() -> None:
         facts = group.facts
@@ -164,7 +167,7 @@ async def _serve(
 
     async def supervise() -> None:
         async with asyncio.TaskGroup() as tasks_of_service:
-            for task in (group.supervise(ready), runner.run(), link.watch()):
+            for task in (group.supervise(ready), runner.run(), encoders.watch()):
                 tasks_of_service.create_task(task)
 
     try:
@@ -175,7 +178,7 @@ async def _serve(
         raise DeployError(str(broken.exceptions[0])) from broken
     finally:
         sender.close()
-        await client.close()
+        await encoders.close()
         await store.close()
 
 
@@ -188,6 +191,24 @@ def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset
         DiffusionRankSettings(checkpoint.path, stage, tasks, service.slab_folder, slab, settings.log_level),
         GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
         settings.deployment.distributed_executor_backend,
+    )
+
+
+def _encoders(settings: DiffusionSettings, receiver: Receiver[ShmLanding], expected: Expected) -> Encoders:
+    service, token = settings.deployment.service, settings.shared_token
+    clients = [
+        EncoderClient(url, token=token, encode_timeout_s=service.encode_timeout_s) for url in settings.encoder_urls
+    ]
+    return Encoders([EncoderLink(client, receiver, expected, service.lease_s) for client in clients])
+
+
+def _runner_rules(service: ServiceSettings) -> RunnerRules:
+    return RunnerRules(
+        retention_s=service.retention_hours * 3600,
+        look_ahead=service.look_ahead,
+        running_per_key=service.running_per_key,
+        job_timeout_s=service.job_timeout_s,
+        lease_s=service.job_lease_s,
     )
 
 
@@ -238,12 +259,3 @@ def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozense
 def _shift(path: Path, name: Component) -> float:
     """The checkpoint's own flow shift."""
     return float(read_json(component_folder(path, name) / "scheduler_config.json")["shift"])
-
-
-def _token_counter(client: EncoderClient, link: EncoderLink) -> Callable[[str], Awaitable[int]]:
-    async def count(prompt: str) -> int:
-        if link.reason is not None:
-            raise NotReady(f"a prompt this long is counted by the encoder: {link.reason}")
-        return await client.count_tokens(prompt)
-
-    return count

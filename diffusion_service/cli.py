@@ -74,7 +74,7 @@ def diffusion_settings(command: Command, deployment: Deployment) -> DiffusionSet
     task_types: tuple[TaskType, ...] = get_args(TaskType)
     return DiffusionSettings(
         **server_arguments(command, deployment),
-        encoder_urls=tuple(http_url(url) for url in command.all("encoder-url")),
+        encoder_urls=tuple(dict.fromkeys(http_url(url) for url in command.all("encoder-url"))),
         state_dir=Path(state_dir.text),
         task_type=command.choice("task-type", task_types),
         lora_path=command.text("lora-path"),
@@ -91,7 +91,7 @@ def check_startable(settings: DiffusionSettings, environment: Mapping[str, str])
     gpus: tuple[Gpu, ...] = ()
     if not stage.on_cpu and settings.deployment.distributed_executor_backend == "mp":  # Ray deals out its own
         gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
-    check_served(settings.deployment, lora_path=settings.lora_path, encoders=len(settings.encoder_urls))
+    check_served(settings.deployment, lora_path=settings.lora_path)
     check_port(settings.host, settings.port)
     if settings.deployment.nixl is not None:
         probe_nixl()

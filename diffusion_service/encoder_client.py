@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from shared_schema.encode import (
     EncodeRequest,
@@ -20,13 +21,15 @@ from shared_schema.encode import (
 from shared_schema.errors import ErrorBody, H3Error, InvalidRequest, JobFailed, LeaseExpired, NotReady, RankDied
 from shared_schema.health import Health
 
+Shape = TypeVar("Shape", bound=BaseModel)
+
 CONNECT_S = 5.0
 SHORT_S = 10.0
 """For calls that only look something up."""
 
 
 class EncoderAway(H3Error):
-    """The encoder service does not answer, or not in its own words."""
+    """The encoder service does not answer: it has not begun what it was asked for."""
 
     status = 503
     default_code = "encoder_unavailable"
@@ -56,7 +59,7 @@ class EncoderClient:
         Raises:
             EncoderAway: nobody, or nobody who speaks this API.
         """
-        return EncoderIdentity.model_validate_json(await self._call("GET", f"{self.url}/v1/identity"))
+        return await self._ask(EncoderIdentity, "GET", f"{self.url}/v1/identity")
 
     async def health(self) -> Health:
         """How its ranks are; answers also while they are not ready."""
@@ -69,7 +72,8 @@ class EncoderClient:
 
         Raises:
             InvalidRequest: a file cannot be decoded after all.
-            RankDied, NotReady, EncoderAway: the encoder could not.
+            NotReady, EncoderAway: it has not begun.
+            RankDied: its ranks, or the whole service, ended over it.
             JobFailed: it failed with that job error code.
         """
         with ExitStack() as opened:
@@ -77,8 +81,8 @@ class EncoderClient:
             fields = {"request": request.model_dump_json()}
             url = f"{self.url}/v1/encodings"
             form: list[tuple[str, tuple[str, object]]] = list(parts)
-            body = await self._call("POST", url, data=fields, files=form or [("", ("", b""))], timeout=self._slow)
-        return Encoding.model_validate_json(body)
+            files_or_none = form or [("", ("", b""))]
+            return await self._ask(Encoding, "POST", url, data=fields, files=files_or_none, timeout=self._slow)
 
     async def push(self, encoding: Encoding, landing: Landing) -> PushReceipt:
         """Have an encoding pushed into `landing`.
@@ -87,9 +91,8 @@ class EncoderClient:
             LeaseExpired: it is not there any more.
         """
         url = f"{encoding.endpoint}/v1/encodings/{encoding.id}/push"
-        return PushReceipt.model_validate_json(
-            await self._call("POST", url, json=PushRequest(landing=landing).model_dump(), timeout=self._slow)
-        )
+        body = PushRequest(landing=landing).model_dump()
+        return await self._ask(PushReceipt, "POST", url, json=body, timeout=self._slow)
 
     async def renew(self, encoding: Encoding) -> None:
         """Another lease for an encoding that still waits for room."""
@@ -101,19 +104,21 @@ class EncoderClient:
 
     async def count_tokens(self, prompt: str) -> int:
         """Tokens of a prompt as the text encoder would read it."""
-        answer = await self._call("POST", f"{self.url}/v1/tokens", json={"prompt": prompt})
-        return TokensAnswer.model_validate_json(answer).tokens
+        return (await self._ask(TokensAnswer, "POST", f"{self.url}/v1/tokens", json={"prompt": prompt})).tokens
 
     async def probe(self, landing: Landing, nbytes: int) -> PushReceipt:
         """Have `nbytes` of a pattern pushed into `landing`."""
         body = ProbeRequest(landing=landing, bytes=nbytes).model_dump()
-        return PushReceipt.model_validate_json(
-            await self._call("POST", f"{self.url}/v1/probes", json=body, timeout=self._slow)
-        )
+        return await self._ask(PushReceipt, "POST", f"{self.url}/v1/probes", json=body, timeout=self._slow)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+
+    async def _ask(self, shape: type[Shape], method: str, url: str, **arguments: object) -> Shape:
+        body = await self._call(method, url, **arguments)
+        with _mapped():
+            return shape.model_validate_json(body)
 
     async def _call(self, method: str, url: str, **arguments: object) -> bytes:
         with _mapped():
@@ -133,12 +138,16 @@ class EncoderClient:
 
 @contextmanager
 def _mapped() -> Iterator[None]:
-    """Every way in which the other end can be no encoder, as one error."""
+    """Every way in which the other end can fail to answer; whether it had begun is what the caller acts on."""
     try:
         yield
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise EncoderAway(f"the encoder does not answer: {error}") from error
     except httpx.TimeoutException as error:
         raise JobFailed("the encoder did not answer in time", code="timeout") from error
     except httpx.HTTPError as error:
-        raise EncoderAway(f"the encoder does not answer: {error}") from error
+        raise RankDied(f"the encoder went away while it worked: {error}") from error
     except ValidationError as error:
-        raise EncoderAway("what answers at the encoder's URL is not an encoder of this version") from error
+        raise JobFailed(
+            "what answers at the encoder's URL is not an encoder of this version", code="encoder_unavailable"
+        ) from error

@@ -3,19 +3,25 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from diffusion_service.commands import MediaFiles
+from diffusion_service.conditioning_cache import ConditioningCache, Kept, Use, conditioning_key
+from diffusion_service.encoder_client import EncoderAway
 from diffusion_service.encoder_link import EncoderLink
+from diffusion_service.encoders import Encoders
 from diffusion_service.jobs.artifacts import Artifacts
-from diffusion_service.jobs.job import Job, VideoPlan
+from diffusion_service.jobs.job import CacheUse, Job, VideoPlan
+from diffusion_service.scheduler import Rank
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_runtime.transport.base import Receiver, Sender
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.inline import from_safetensors
-from shared_schema.encode import EncodeRequest, Encoding, PushReceipt, ReferenceInput, ShmLanding, UsedReference
+from shared_schema.encode import EncodeRequest, Encoding, PushReceipt, ReferenceInput, ShmLanding
 from shared_schema.encoder_output import TEXT, EncoderOutput, Manifest
 from shared_schema.errors import (
     H3Error,
@@ -38,12 +44,17 @@ FULL_PAUSE_S = 0.1
 class Landed:
     """A payload that is proved and waits for the ranks."""
 
-    landing: ShmLanding
-    manifest: Manifest
-    references: tuple[UsedReference, ...]
+    use: Use
     durations: dict[str, float]
     media: MediaFiles | None = None
     """What the ranks still have to encode: in the text-only split the payload is text alone."""
+    cache: CacheUse | None = None
+    """Whether the payload was there already; None where nothing is kept."""
+
+    @property
+    def kept(self) -> Kept:
+        """Landing, manifest, and what the encoder reported."""
+        return self.use.kept
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,21 @@ class PayloadRules:
 
     text_only: bool
     text_dim: int
+    weights_revision: str = ""
+
+
+class Watcher(Protocol):
+    """The job whose payload is on its way."""
+
+    @property
+    def rank(self) -> Rank:
+        """Its place among the jobs that want an encoder; the lowest goes first."""
+
+    def reach(self, phase: Phase) -> None:
+        """A phase begins."""
+
+    def starve(self, starving: bool) -> None:
+        """The push waits for room in the slab, or no longer does."""
 
 
 class Handover:
@@ -59,87 +85,105 @@ class Handover:
 
     def __init__(
         self,
-        link: EncoderLink,
+        encoders: Encoders,
         receiver: Receiver[ShmLanding],
         own_sender: Sender[ShmLanding],
         artifacts: Artifacts,
         lease_s: float,
         rules: PayloadRules,
+        cache: ConditioningCache,
         accounts: TransportAccounts,
     ) -> None:
-        self._link = link
+        self._encoders = encoders
         self._receiver = receiver
         self._own_sender = own_sender
         self._artifacts = artifacts
         self._lease_s = lease_s
         self._rules = rules
+        self._cache = cache
         self._accounts = accounts
 
-    async def until_ready(self, job: Job) -> None:
-        """Wait until this job can be encoded; one that brought its payload needs no encoder."""
-        if job.plan.encoder_output is None:
-            await self._link.until_ready()
+    async def land(self, job: Job, watcher: Watcher) -> Landed:
+        """Encode a job, find what an equal one was encoded to, or take the payload it brought; have it in a landing.
 
-    def lost(self) -> None:
-        """The encoder did not answer: wait for it before the next job."""
-        self._link.lost()
-
-    async def land(self, job: Job, reach: Callable[[Phase], None]) -> Landed:
-        """Encode a job, or take the payload it brought, and have it in a landing.
+        Waits for an encoder as long as none is there.
 
         Raises:
             H3Error: whatever went wrong, its type kept; nothing is left reserved.
         """
-        if job.plan.encoder_output is not None:
-            return await self._land_own(job, reach, job.plan.encoder_output)
-        reach("encoding")
-        start = time.perf_counter()
+        plan, rules = job.plan, self._rules
+        if plan.encoder_output is not None:
+            return await self._land_own(job, watcher, plan.encoder_output)
         request, files = _request(job), self._files(job)
-        encoding = await self._encoded(request, files)
-        encoded = time.perf_counter()
+        media = MediaFiles(request, files) if rules.text_only else None
+        if not self._cache.enabled:
+            kept, durations = await self._encode(job, request, files, watcher)
+            return Landed(self._cache.pass_by(kept), durations, media)
+        digests = tuple(each.sha256 for each in plan.references)
+        key = conditioning_key(request, digests, rules.weights_revision, text_only=rules.text_only)
+        async with self._cache.turn(key):
+            found = self._cache.find(key)
+            if found is not None:
+                return Landed(found, {"encode": 0.0, "transfer": 0.0}, media, "hit")
+            kept, durations = await self._encode(job, request, files, watcher)
+            return Landed(self._cache.keep(key, kept), durations, media, "miss")
+
+    async def _encode(
+        self, job: Job, request: EncodeRequest, files: tuple[Path, ...], watcher: Watcher
+    ) -> tuple[Kept, dict[str, float]]:
+        """Have it encoded and pushed. An encoder that is away or not ready has not begun: the next one is asked."""
+        while True:
+            async with self._encoders.one(watcher.rank) as link:
+                watcher.reach("encoding")
+                start = time.perf_counter()
+                try:
+                    encoding = await link.client.encode(request, files)
+                    encoded = time.perf_counter()
+                    landing = await self._transfer(job, link, encoding, watcher)
+                except (NotReady, EncoderAway) as error:
+                    link.lost(error.message)
+                    continue
+                except RankDied as error:
+                    link.lost(error.message)
+                    raise
+            durations = {
+                **{f"encode_{name}": round(seconds, 6) for name, seconds in encoding.timings.items()},
+                "encode": round(encoded - start, 6),
+                "transfer": round(time.perf_counter() - encoded, 6),
+            }
+            return Kept(landing, encoding.manifest, encoding.references), durations
+
+    async def _transfer(self, job: Job, link: EncoderLink, encoding: Encoding, watcher: Watcher) -> ShmLanding:
+        """Have an encoding pushed into a landing; if that fails, nobody keeps anything of it."""
         try:
             check_manifest(encoding.manifest, job.plan, self._rules)
-            reach("transferring")
-            landing = await self._room(encoding.manifest.nbytes, job.request_id, encoding)
+            watcher.reach("transferring")
+            renew = partial(link.client.renew, encoding)
+            landing = await self._room(encoding.manifest.nbytes, job.request_id, watcher, renew)
+            async with self._released_on_error(landing):
+                receipt = await link.client.push(encoding, self._receiver.for_sender(landing))
+                await self._prove(landing, encoding.manifest, receipt)
+        except EncoderAway as error:
+            raise RankDied("the encoder ended before it pushed what it had encoded") from error
         except BaseException:
             with contextlib.suppress(H3Error):
-                await self._link.client.drop(encoding)
+                await link.client.drop(encoding)
             raise
-        async with self._released_on_error(landing):
-            receipt = await self._link.client.push(encoding, self._receiver.for_sender(landing))
-            await self._prove(landing, encoding.manifest, receipt)
-        durations = {
-            **{f"encode_{name}": round(seconds, 6) for name, seconds in encoding.timings.items()},
-            "encode": round(encoded - start, 6),
-            "transfer": round(time.perf_counter() - encoded, 6),
-        }
-        media = MediaFiles(request, files) if self._rules.text_only else None
-        return Landed(landing, encoding.manifest, encoding.references, durations, media)
+        return landing
 
-    async def _encoded(self, request: EncodeRequest, files: tuple[Path, ...]) -> Encoding:
-        """Have it encoded; an encoder that is not ready now has not begun, and is waited for."""
-        while True:
-            try:
-                return await self._link.client.encode(request, files)
-            except NotReady as error:
-                self._link.lost(error.message)
-                await self._link.until_ready()
-            except RankDied as error:
-                self._link.lost(error.message)
-                raise
-
-    async def _land_own(self, job: Job, reach: Callable[[Phase], None], file: str) -> Landed:
-        reach("transferring")
+    async def _land_own(self, job: Job, watcher: Watcher, file: str) -> Landed:
+        watcher.reach("transferring")
         start = time.perf_counter()
         payload = await asyncio.to_thread(_read_payload, self._artifacts.input(job.id, file))
-        landing = await self._room(payload.manifest.nbytes, job.request_id, None)
+        landing = await self._room(payload.manifest.nbytes, job.request_id, watcher, None)
         async with self._released_on_error(landing):
             receipt = await asyncio.to_thread(self._own_sender.push, landing, payload)
             await self._prove(landing, payload.manifest, receipt)
-        return Landed(landing, payload.manifest, (), {"transfer": round(time.perf_counter() - start, 6)})
+        use = self._cache.pass_by(Kept(landing, payload.manifest, ()))
+        return Landed(use, {"transfer": round(time.perf_counter() - start, 6)})
 
     @contextlib.asynccontextmanager
-    async def _released_on_error(self, landing: ShmLanding):  # type: ignore[no-untyped-def]
+    async def _released_on_error(self, landing: ShmLanding) -> AsyncIterator[None]:
         try:
             yield
         except BaseException as error:
@@ -148,23 +192,32 @@ class Handover:
                 self._accounts.failed(landing.kind, error.code)
             raise
 
-    async def _room(self, nbytes: int, request_id: str, encoding: Encoding | None) -> ShmLanding:
-        """A landing; while the slab is full the push waits, and the encoding's lease is renewed."""
+    async def _room(
+        self, nbytes: int, request_id: str, watcher: Watcher, renew: Callable[[], Awaitable[None]] | None
+    ) -> ShmLanding:
+        """A landing. What is kept of earlier jobs makes room; while there is none, the push waits and `renew` is called
+        so that the encoding stays."""
         begun = renewed = time.monotonic()
         waited = False
-        while True:
-            try:
-                landing = self._receiver.reserve(nbytes, request_id, self._lease_s, time.time())
-            except SlabFull:
+        try:
+            while True:
+                try:
+                    landing = self._receiver.reserve(nbytes, request_id, self._lease_s, time.time())
+                    break
+                except SlabFull:
+                    if self._cache.make_room():
+                        continue
                 waited = True
+                watcher.starve(True)
                 await asyncio.sleep(FULL_PAUSE_S)
-            else:
-                if waited:
-                    self._accounts.waited(landing.kind, time.monotonic() - begun)
-                return landing
-            if encoding is not None and time.monotonic() - renewed > self._lease_s / 3:
-                await self._link.client.renew(encoding)
-                renewed = time.monotonic()
+                if renew is not None and time.monotonic() - renewed > self._lease_s / 3:
+                    await renew()
+                    renewed = time.monotonic()
+        finally:
+            watcher.starve(False)
+        if waited:
+            self._accounts.waited(landing.kind, time.monotonic() - begun)
+        return landing
 
     async def _prove(self, landing: ShmLanding, manifest: Manifest, receipt: PushReceipt) -> None:
         """Generation and checksum, then the payload's own rules; the bytes are read in a worker thread."""
@@ -174,10 +227,6 @@ class Handover:
 
     def _files(self, job: Job) -> tuple[Path, ...]:
         return tuple(self._artifacts.input(job.id, each.file) for each in job.plan.references)
-
-    def release(self, landed: Landed) -> None:
-        """Give a landing back; harmless when repeated."""
-        self._receiver.release(landed.landing)
 
     def expire(self) -> None:
         """End the leases of senders that are gone."""

@@ -1,23 +1,23 @@
 """Why the diffusion service is ready or not. Runs in its API process."""
 
-from diffusion_service.encoder_link import EncoderLink
+from diffusion_service.encoders import Encoders
 from diffusion_service.engine import Engine
 from shared_schema.health import Health
 
 
 class ServiceHealth:
-    """Ranks and encoder link as one report."""
+    """Ranks and encoders as one report."""
 
-    def __init__(self, engine: Engine, link: EncoderLink) -> None:
+    def __init__(self, engine: Engine, encoders: Encoders) -> None:
         self._engine = engine
-        self._link = link
+        self._encoders = encoders
         self.draining = False
 
     def report(self) -> Health:
         """Healthy once ranks and encoder are ready; else every reason."""
         reasons = [] if self._engine.ready else ["the diffusion ranks are not ready"]
-        if self._link.reason is not None:
-            reasons.append(self._link.reason)
+        if self._encoders.reason is not None:
+            reasons.append(self._encoders.reason)
         return Health(
             status="unhealthy" if reasons else "healthy",
             reason="; ".join(reasons) or None,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 Key = str | None
 """Name of the API key that a job belongs to; None where there are no keys."""
+Rank = tuple[int, int]
+"""Place among the jobs that were taken: the lowest goes first."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,6 @@ def overtakes(candidate: Waiting, taken: Waiting) -> bool:
     return candidate.priority > taken.priority
 
 
-def turn(each: Waiting, taken: int) -> tuple[int, int]:
+def turn(each: Waiting, taken: int) -> Rank:
     """Sorts the jobs that were taken into the order in which they are made; `taken` counts up."""
     return -each.priority, taken

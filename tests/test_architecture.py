@@ -56,7 +56,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 BROAD_EXCEPTS = {
     "shared_runtime/ranks/worker.py",
-    "diffusion_service/jobs/runner.py",
+    "diffusion_service/jobs/conduct.py",
     "diffusion_service/api/errors.py",
 }
 FILE_LINES, FUNCTION_LINES = 450, 60

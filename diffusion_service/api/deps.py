@@ -36,8 +36,8 @@ class Runner(Protocol):
     async def wait(self, job_id: str, timeout_s: float) -> Job | None:
         """The job once it has ended, or None when it has not in time, or is gone."""
 
-    def eta(self, job: Job) -> float | None:
-        """Seconds until the job ends, as far as one can tell."""
+    def eta(self, job: Job, position: int | None = None) -> float | None:
+        """Seconds until the job ends, as far as one can tell; `position` is that of a queued one, from 1."""
 
 
 class HealthSource(Protocol):

@@ -86,7 +86,7 @@ class FakeRunner:
         except TimeoutError:
             return None
 
-    def eta(self, job: Job) -> float | None:
+    def eta(self, job: Job, position: int | None = None) -> float | None:
         """One second a job."""
         return float(job.sequence)
 

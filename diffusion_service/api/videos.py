@@ -126,7 +126,7 @@ class _Routes:
         deps = self._deps
         waits = job.status == "queued"
         position = 1 + await deps.store.queued_ahead(job) if waits else None
-        return job.video(queue_position=position, eta_seconds=None if job.finished else deps.runner.eta(job))
+        return job.video(queue_position=position, eta_seconds=None if job.finished else deps.runner.eta(job, position))
 
     async def _answer(self, job: Job) -> Response:
         video = await self._video(job)

@@ -21,15 +21,8 @@ from shared_schema.videos import Execution, Phase, Video, VideoError, VideoOutpu
 MAX_ATTEMPTS = 2
 RETRIED: frozenset[str] = frozenset({"worker_died", "transfer_failed"})
 
-PHASE_SHARE: dict[Phase, tuple[int, int]] = {
-    "queued": (0, 0),
-    "encoding": (0, 10),
-    "transferring": (10, 12),
-    "denoising": (12, 80),
-    "decoding": (80, 98),
-    "muxing": (98, 99),
-}
-"""Progress at which a phase begins and ends; 100 belongs to a completed job alone."""
+CacheUse = Literal["hit", "miss"]
+"""Whether a job's conditioning was there already, from an equal one before it."""
 
 
 class Stored(BaseModel):
@@ -149,6 +142,8 @@ class Job(Stored):
     completed_at: float | None = None
     expires_at: float | None = None
     references: tuple[UsedReference, ...] = ()
+    conditioning_cache: CacheUse | None = None
+    """None until it is encoded, and where nothing is kept."""
     stage_durations: dict[str, float] = {}
     error: JobFailure | None = None
     result: ClipResult | None = None
@@ -198,17 +193,18 @@ class Job(Stored):
             raise Transition(f"job {self.id} is {self.status}, not queued")
         return self._changed(status="in_progress", started_at=now)
 
-    def advance(self, phase: Phase, done: int = 0, of: int = 1) -> Self:
-        """`done` of `of` parts of `phase` are finished. Progress never falls."""
-        if self.finished:
-            raise Transition(f"job {self.id} is {self.status}")
-        first, last = PHASE_SHARE[phase]
-        progress = first + (last - first) * done // max(of, 1)
-        return self._changed(phase=phase, progress=max(self.progress, progress))
+    def advance(self, phase: Phase, progress: int) -> Self:
+        """What is finished of it, in percent of all work. Progress never falls, and 100 belongs to `complete`."""
+        if self.status != "in_progress":
+            raise Transition(f"job {self.id} is {self.status}, not in progress")
+        return self._changed(phase=phase, progress=max(self.progress, min(progress, 99)))
 
-    def encoded(self, references: tuple[UsedReference, ...], durations: dict[str, float]) -> Self:
-        """What the encoder used and how long it took."""
-        return self._changed(references=references, stage_durations={**self.stage_durations, **durations})
+    def encoded(
+        self, references: tuple[UsedReference, ...], durations: dict[str, float], cache: CacheUse | None = None
+    ) -> Self:
+        """What the encoder used and how long it took, or that it was not asked again."""
+        durations = {**self.stage_durations, **durations}
+        return self._changed(references=references, stage_durations=durations, conditioning_cache=cache)
 
     def complete(self, result: ClipResult, now: float, retention_s: float) -> Self:
         """The file can be read."""
@@ -244,6 +240,10 @@ class Job(Stored):
     def put_back(self) -> Self:
         """Back to the queue at its old place, as if it had not begun: this service stops, and that is not its fault."""
         return self.requeue()._changed(attempt=self.attempt)
+
+    def handed_back(self) -> Self:
+        """Back to the queue at its old place, for whoever can go on with it."""
+        return self.released() if self.status == "queued" else self.put_back()
 
     def cancel(self, now: float, retention_s: float) -> Self:
         """The caller does not want it any more."""
@@ -288,6 +288,7 @@ class Job(Stored):
             references=self.references,
             attempt=self.attempt,
             num_outputs=plan.num_outputs,
+            conditioning_cache=self.conditioning_cache,
             stage_durations=self.stage_durations,
             metrics=result.metrics if result and plan.return_stage_metrics else {},
             inference_time_s=_between(self.started_at, self.completed_at) if self.status == "completed" else None,

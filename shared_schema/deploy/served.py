@@ -10,13 +10,12 @@ NIXL_USED = frozenset({"backends", "num_threads", "transfer_timeout_s", "poll_in
 introduce themselves over the services' HTTP, leases are `service.lease_s`, and landings are host memory."""
 
 
-def check_served(deployment: Deployment, *, lora_path: str | None = None, encoders: int = 1) -> None:
+def check_served(deployment: Deployment, *, lora_path: str | None = None) -> None:
     """Stop before anything starts if the deployment asks for what comes with a later version.
 
     Args:
         deployment: the deploy file, checked.
         lora_path: `--lora-path`.
-        encoders: how many `--encoder-url` there are.
 
     Raises:
         DeployError: the first thing that is not served yet, and the value that is.
@@ -25,8 +24,6 @@ def check_served(deployment: Deployment, *, lora_path: str | None = None, encode
         raise DeployError(refusal)
     if lora_path is not None:
         raise DeployError("--lora-path is not served yet: leave it out")
-    if encoders > 1:
-        raise DeployError(f"--encoder-url names {encoders} encoders, this version uses one: give one")
 
 
 def _refusals(deployment: Deployment) -> Iterator[str]:

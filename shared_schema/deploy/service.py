@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, PositiveFloat, PositiveInt, SecretStr, model_validator
+from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, model_validator
 
 from shared_schema.deploy.values import Settings
 from shared_schema.tasks import MediaCaps
@@ -42,6 +42,17 @@ class ServiceSettings(Settings):
 
     queue_limit: PositiveInt = 1000
     """Queued jobs; the next POST is a 429."""
+    look_ahead: NonNegativeInt = 2
+    """Jobs that are encoded while another one is made. With several encoders at least as many."""
+    running_per_key: PositiveInt | None = None
+    """Jobs of one key that may be under way at once; None: as many as there is room for."""
+    job_timeout_s: PositiveFloat = 7200
+    """From `in_progress` to the end of one attempt, all outputs included."""
+    job_lease_s: PositiveFloat = 20
+    """Of several services on one database, one that is silent for so long loses its jobs to the others."""
+    conditioning_cache_bytes: NonNegativeInt = 512 * 2**20
+    """Payloads that stay in the slab after use, so that an equal request is not encoded again; a push that needs the
+    room takes it. 0: none."""
     sync_timeout_s: PositiveFloat = 600
     retention_hours: PositiveFloat = 168
     drain_s: PositiveFloat = 30

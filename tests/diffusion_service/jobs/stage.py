@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from diffusion_service.commands import ClipDone, Generated, Muxing, PayloadTaken, StepDone
-from diffusion_service.handover import Landed
+from diffusion_service.conditioning_cache import Kept, Use
+from diffusion_service.handover import Landed, Watcher
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import Job, VideoPlan
 from diffusion_service.jobs.memory import MemoryJobStore
 from diffusion_service.jobs.runner import JobRunner
+from diffusion_service.jobs.workshop import RunnerRules
 from shared_schema.tasks import Task
 from shared_schema.videos import Execution, VideoOutput
 
 EXECUTION = Execution(
     device="cpu", torch="0", tp=1, ulysses=1, precision="fp32", attention="native", load_format="safetensors"
 )
+
+
+RULES = RunnerRules(retention_s=60, look_ahead=1, running_per_key=None, job_timeout_s=60, lease_s=30)
 
 
 @dataclass
@@ -29,26 +34,24 @@ class HeldHandover:
     errors: list[Exception] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     held: set[str] = field(default_factory=set)
-    lost_count: int = 0
+    no_room_for: set[str] = field(default_factory=set)
+    room: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def until_ready(self, job: Job) -> None:
+    async def land(self, job: Job, watcher: Watcher) -> Landed:
         await asyncio.sleep(0)
-
-    def lost(self) -> None:
-        self.lost_count += 1
-
-    async def land(self, job: Job, reach: Callable[..., None]) -> Any:
         self.asked.append(job.id)
-        reach("encoding")
+        watcher.reach("encoding")
         if self.errors:
             raise self.errors.pop(0)
         await self.gate.wait()
-        reach("transferring")
+        if job.id in self.no_room_for:
+            watcher.starve(True)
+            await self.room.wait()
+            watcher.starve(False)
+        watcher.reach("transferring")
         self.held.add(job.id)
-        return Landed(job.id, None, (), {"encode": 0.5})  # type: ignore[arg-type]
-
-    def release(self, landed: Any) -> None:
-        self.held.discard(landed.landing)
+        kept = Kept(job.id, None, ())  # type: ignore[arg-type]
+        return Landed(Use(kept, lambda: self.held.discard(job.id)), {"encode": 0.5}, cache="miss")
 
     def expire(self) -> None:
         pass
@@ -92,7 +95,8 @@ class HeldEngine:
 class Stage:
     """A runner, its store and files, and the stand-ins around it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, rules: RunnerRules | None = None) -> None:
+        self.rules = rules or RULES
         self.store = MemoryJobStore()
         self.artifacts = Artifacts(root)
         self.handover = HeldHandover()
@@ -108,7 +112,7 @@ class Stage:
             self.artifacts,
             self.handover,  # type: ignore[arg-type]
             self.engine,  # type: ignore[arg-type]
-            retention_s=60,
+            self.rules,
             clock=lambda: self.now,
         )
 
@@ -117,7 +121,7 @@ class Stage:
         self.handover.gate.set()
         self.engine.gate.set()
 
-    async def add(self) -> str:
+    async def add(self, *, priority: int = 0, key: str | None = None, outputs: int = 1) -> str:
         """One more job with one input file."""
         plan = VideoPlan(
             model="tiny",
@@ -130,12 +134,14 @@ class Stage:
             flow_shift=12,
             audio_flow_shift=3,
             seed=1,
+            num_outputs=outputs,
         )
         job_id = f"video_{next(self._ids):032x}"
         upload = self.artifacts.open_upload()
         upload.file("0").write_bytes(b"input")
         self.artifacts.claim(upload, job_id)
-        await self.store.add(Job(id=job_id, sequence=0, plan=plan, created_at=self.now), limit=1000)
+        job = Job(id=job_id, sequence=0, plan=plan, created_at=self.now, priority=priority, key=key)
+        await self.store.add(job, limit=1000)
         self.runner.wake()
         return job_id
 

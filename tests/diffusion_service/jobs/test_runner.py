@@ -14,7 +14,6 @@ from shared_schema.errors import (
     InvalidRequest,
     JobFailed,
     NotFound,
-    NotReady,
     RankDied,
     RankFailed,
     SlabFull,
@@ -64,8 +63,8 @@ def test_progress_visits_the_phases_and_never_falls(tmp_path: Path) -> None:
         seen: list[tuple[str, int]] = []
         change = stage.store.change
 
-        async def noting(job_id: str, transition):  # type: ignore[no-untyped-def]
-            job = await change(job_id, transition)
+        async def noting(job_id: str, transition, **fence):  # type: ignore[no-untyped-def]
+            job = await change(job_id, transition, **fence)
             seen.append((job.phase, job.progress))
             return job
 
@@ -205,17 +204,6 @@ def test_a_rank_that_dies_while_the_clip_is_made_is_retried_from_the_start(tmp_p
         job = await stage.final(await stage.add())
         assert (job.status, job.attempt) == ("completed", 2)
         assert len(stage.handover.asked) == 2
-
-    play(tmp_path, scenario)
-
-
-def test_an_encoder_whose_ranks_are_coming_back_costs_no_attempt(tmp_path: Path) -> None:
-    async def scenario(stage: Stage) -> None:
-        stage.open()
-        stage.handover.errors += [NotReady("starting")] * 3
-        job = await stage.final(await stage.add())
-        assert (job.status, job.attempt) == ("completed", 1)
-        assert stage.handover.lost_count == 3
 
     play(tmp_path, scenario)
 

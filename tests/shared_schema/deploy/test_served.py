@@ -45,11 +45,9 @@ def test_what_comes_later_is_refused_by_name(overrides: str, message: str) -> No
         check_served(load_deployment("tiny", overrides))
 
 
-def test_a_lora_and_a_second_encoder_are_refused() -> None:
+def test_a_lora_is_refused() -> None:
     with pytest.raises(DeployError, match="--lora-path is not served yet"):
         check_served(load_deployment("tiny"), lora_path="turbo.safetensors")
-    with pytest.raises(DeployError, match="--encoder-url names 2 encoders, this version uses one"):
-        check_served(load_deployment("tiny"), encoders=2)
 
 
 @pytest.mark.parametrize(

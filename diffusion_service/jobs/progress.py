@@ -1,0 +1,185 @@
+"""How far a job is and how long it takes: finished work, weighted by stage times that were measured. Pure.
+
+A `Pace` is what finished jobs taught about this service's speed; a `Course` is one job on its way. Both are values:
+what learns or moves on is a new one. Times are seconds on the caller's clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from diffusion_service.jobs.job import Job, VideoPlan
+
+Stage = Literal["encoding", "transferring", "denoising", "decoding", "muxing"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+PER_OUTPUT: tuple[Stage, ...] = ("denoising", "decoding", "muxing")
+"""Done anew for every output of a job; what comes before is done once."""
+
+NEWEST_SHARE = 0.4
+"""Weight of the newest job in what is expected of the next."""
+UNKNOWN: Mapping[Stage, float] = {
+    "encoding": 8.0,
+    "transferring": 1.0,
+    "denoising": 70.0,
+    "decoding": 19.0,
+    "muxing": 2.0,
+}
+"""Shares of a job before any job was measured; only how they compare to each other counts."""
+_MEASURED_AS: Mapping[Stage, tuple[str, ...]] = {
+    "encoding": ("encode",),
+    "transferring": ("transfer",),
+    "denoising": ("prepare", "denoise"),
+    "decoding": ("audio_decode", "video_decode"),
+    "muxing": ("mux",),
+}
+"""Names of `stage_durations` that make up a stage."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that a unit of work takes, by stage, as the last jobs had it. The first job has nothing to go by."""
+
+    rates: Mapping[tuple[str, Stage], float] = field(default_factory=dict)
+    """By task and stage."""
+    job_s: float | None = None
+    """A whole job."""
+
+    def expects(self, plan: VideoPlan) -> Mapping[Stage, float] | None:
+        """Seconds by stage of one output; None before a job of any task was measured."""
+        found = {stage: self._rate(plan, stage) for stage in STAGES}
+        known = {stage: rate * units(plan, stage) for stage, rate in found.items() if rate is not None}
+        return known if all(stage in known for stage in PER_OUTPUT) else None
+
+    def whole(self, plan: VideoPlan) -> float | None:
+        """Seconds of a whole job; None before one was measured."""
+        expected = self.expects(plan)
+        if expected is None:
+            return None
+        return sum(each * (plan.num_outputs if stage in PER_OUTPUT else 1) for stage, each in expected.items())
+
+    def _rate(self, plan: VideoPlan, stage: Stage) -> float | None:
+        """This task's own, else the mean of the others'."""
+        own = self.rates.get((plan.task, stage))
+        others = [rate for (_, named), rate in self.rates.items() if named == stage]
+        return own if own is not None else sum(others) / len(others) if others else None
+
+    def learned(self, plan: VideoPlan, durations: Mapping[str, float], whole_s: float) -> "Pace":
+        """This pace after a job was finished: its `stage_durations`, and seconds from start to end."""
+        rates = dict(self.rates)
+        for stage, seconds in measured(plan, durations).items():
+            name = (str(plan.task), stage)
+            rates[name] = _nearer(rates.get(name), seconds / units(plan, stage))
+        return Pace(rates, _nearer(self.job_s, whole_s))
+
+
+def by_its_own_pace(job: Job, now: float) -> float | None:
+    """Seconds left of a running job that another service makes, judged by its progress alone. `now` is Unix time."""
+    if job.started_at is None or job.progress < 1:
+        return None
+    return round((now - job.started_at) * (100 - job.progress) / job.progress, 1)
+
+
+def _nearer(before: float | None, newest: float) -> float:
+    return newest if before is None else before + NEWEST_SHARE * (newest - before)
+
+
+def units(plan: VideoPlan, stage: Stage) -> float:
+    """How much work a stage of one output is; grows as its time does, so that jobs of other sizes can be told."""
+    pixels = plan.height * plan.width * plan.num_frames / 1e6
+    match stage:
+        case "encoding":
+            media = sum((each.height or 0) * (each.width or 0) * (each.frames or 1) for each in plan.references) / 1e6
+            return 1.0 + media
+        case "transferring":
+            return 1.0
+        case "denoising":
+            return plan.forwards * pixels
+        case "decoding" | "muxing":
+            return pixels
+
+
+def measured(plan: VideoPlan, durations: Mapping[str, float]) -> Mapping[Stage, float]:
+    """Seconds by stage of one output. What took no time, because its result was there already, is left out."""
+    found: dict[Stage, float] = {}
+    for stage, names in _MEASURED_AS.items():
+        seconds = sum(durations.get(name, 0.0) for name in names)
+        if seconds > 0:
+            found[stage] = seconds / (plan.num_outputs if stage in PER_OUTPUT else 1)
+    return found
+
+
+@dataclass(frozen=True)
+class Course:
+    """One job on its way: which part of which stage is finished, since when, and what is left."""
+
+    expected: Mapping[Stage, float]
+    """Seconds of each stage of one output, or shares where nothing was measured."""
+    known: bool
+    """Whether `expected` is seconds."""
+    outputs: int
+    started: float
+    """When the job became `in_progress`."""
+    entered: float
+    """When the current stage began."""
+    at: float
+    """When the last part was finished."""
+    stage: Stage = "encoding"
+    output: int = 0
+    part: float = 0.0
+    """Finished share of the current stage, 0 to 1."""
+    seen: Mapping[Stage, float] = field(default_factory=dict)
+    """Seconds that stages of this very job took, or will take at the pace of their finished parts."""
+    percent: int = 0
+
+    @classmethod
+    def begin(cls, pace: Pace, plan: VideoPlan, now: float) -> "Course":
+        """A job that starts now."""
+        expected = pace.expects(plan)
+        shares = {**UNKNOWN, **(expected or {})}
+        return cls(shares, expected is not None, plan.num_outputs, started=now, entered=now, at=now)
+
+    def reached(self, stage: Stage, done: int, of: int, output: int, now: float) -> "Course":
+        """`done` of `of` parts of a stage are finished. `percent` never falls, and never is 100."""
+        here = self
+        if (output, stage) != (self.output, self.stage):
+            here = self._enter(stage, output, now if done == 0 else self.at)
+        part = done / max(of, 1)
+        seen = dict(here.seen)
+        if part > 0:
+            seen[stage] = (now - here.entered) / part
+        here = replace(here, part=part, seen=seen, at=now)
+        if part >= 1 and stage != STAGES[-1]:
+            here = here._enter(STAGES[STAGES.index(stage) + 1], output, now)
+        return replace(here, percent=max(self.percent, here._share()))
+
+    def _enter(self, stage: Stage, output: int, now: float) -> "Course":
+        seen = dict(self.seen)
+        if self.part < 1:
+            seen[self.stage] = now - self.entered
+        return replace(self, stage=stage, output=output, part=0.0, entered=now, at=now, seen=seen)
+
+    def _share(self) -> int:
+        spent = self.at - self.started
+        left = self._left()
+        return min(99, int(100 * spent / (spent + left))) if spent + left > 0 else 0
+
+    def _left(self) -> float:
+        """Seconds from the last finished part to the end."""
+        here = STAGES.index(self.stage)
+        later = sum(self._seconds(stage) for stage in STAGES[here + 1 :])
+        whole = sum(self._seconds(stage) for stage in PER_OUTPUT)
+        return self._seconds(self.stage) * (1 - self.part) + later + whole * (self.outputs - 1 - self.output)
+
+    def _seconds(self, stage: Stage) -> float:
+        if stage in self.seen:
+            return self.seen[stage]
+        if self.known:
+            return self.expected[stage]
+        shares = sum(self.expected[each] for each in self.seen)
+        return self.expected[stage] * (sum(self.seen.values()) / shares if shares else 1.0)
+
+    def left(self, now: float) -> float | None:
+        """Seconds to the end; None while there is nothing to go by."""
+        if not self.known and not self.seen:
+            return None
+        return max(0.0, self._left() - (now - self.at))

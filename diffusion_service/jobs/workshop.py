@@ -1,0 +1,89 @@
+"""What jobs are made with, and the calls that outlast a database which is away. Diffusion API process."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from diffusion_service.engine import Engine
+from diffusion_service.handover import Handover
+from diffusion_service.jobs.artifacts import Artifacts
+from diffusion_service.jobs.job import Job
+from diffusion_service.jobs.progress import Pace
+from diffusion_service.jobs.store import JobStore, Transit
+from shared_schema.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+AWAY_PAUSE_S = 0.5
+"""Between tries while the database does not answer."""
+
+
+@dataclass(frozen=True)
+class RunnerRules:
+    """How much is worked on at once and for how long. Seconds."""
+
+    retention_s: float
+    look_ahead: int
+    """Jobs that are encoded while another one is made."""
+    running_per_key: int | None
+    job_timeout_s: float
+    lease_s: float
+    """Without a renewal, other services take this one's jobs after so long."""
+
+
+@dataclass
+class Workshop:
+    """Store, files, encoders and ranks of one service instance."""
+
+    store: JobStore
+    artifacts: Artifacts
+    handover: Handover
+    engine: Engine
+    rules: RunnerRules
+    instance: str
+    """Names this start of the service in the store."""
+    clock: Callable[[], float]
+    """Unix seconds."""
+    ticks: Callable[[], float] = time.monotonic
+    """Seconds that never jump, for progress."""
+    pace: Pace = field(default_factory=Pace)
+    """What finished jobs taught about the time that jobs take."""
+
+    async def change(self, job_id: str, transition: Transit) -> Job:
+        """Change a job that this instance owns, as soon as the database answers.
+
+        Raises:
+            LeaseLost, Transition, NotFound.
+        """
+        return await insist(lambda: self.store.change(job_id, transition, instance=self.instance))
+
+    def learn(self, job: Job) -> None:
+        """Take a job's times into account, if it completed."""
+        if job.status == "completed" and job.started_at is not None and job.completed_at is not None:
+            whole_s = job.completed_at - job.started_at
+            self.pace = self.pace.learned(job.plan, job.stage_durations, whole_s)
+
+    async def ended(self, job: Job) -> None:
+        """A job is final: its inputs and half-written clips go, and whole ones too unless it completed."""
+        await asyncio.to_thread(self.artifacts.drop_inputs, job.id)
+        await asyncio.to_thread(self.artifacts.drop_part, job.id)
+        if job.status != "completed":
+            await asyncio.to_thread(self.artifacts.drop_clips, job.id)
+
+
+async def insist(call: Callable[[], Awaitable[T]]) -> T:
+    """The call's result, tried again for as long as the database does not answer."""
+    warned = False
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable as error:
+            if not warned:
+                logger.warning("waiting for the database: %s", error.message)
+            warned = True
+            await asyncio.sleep(AWAY_PAUSE_S)
