@@ -187,8 +187,9 @@ def _run(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-m", _CHILD, str(theirs.fileno()), name, slab, *([str(poll_s)] if poll_s else [])]
+        said = 2 if stderr is None else stderr  # UCX writes to stdout
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, pass_fds=[theirs.fileno()]
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=stderr, pass_fds=[theirs.fileno()]
         )
     return process, ours
 

@@ -34,9 +34,11 @@ class Child:
         self.process.stdin.flush()
 
     def hear(self) -> str:
-        """The next line it says; empty when it has ended."""
+        """The next line it says; empty when it has ended. UCX has its warnings among them, `[seconds] ...`."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        while (line := self.process.stdout.readline()).startswith("["):
+            pass
+        return line.strip()
 
     def end(self) -> str:
         """Wait for its end; what it wrote to stderr."""
