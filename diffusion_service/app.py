@@ -24,9 +24,11 @@ from diffusion_service.engine import Engine
 from diffusion_service.handover import Handover, PayloadRules
 from diffusion_service.health import ServiceHealth
 from diffusion_service.jobs.artifacts import Artifacts
+from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.jobs.workshop import RunnerRules
+from diffusion_service.life import ServiceLife
 from diffusion_service.metrics import CacheCollector
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.gpus import Gpu
@@ -145,7 +147,8 @@ async def _serve(
     registry = new_registry("diffusion", lambda: overall(health))
     accounts = TransportAccounts(registry)
     registry.register(SlabCollector("shm" if deployment.nixl is None else "nixl", lambda: slab.stats))
-    store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}")
+    feed = JobFeed()
+    store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}", tell=feed.tell)
     limits = _limits(settings, checkpoint, tasks)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim, checkpoint.revision)
     cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
@@ -153,27 +156,18 @@ async def _serve(
     handover = Handover(encoders, receiver, sender, artifacts, service.lease_s, rules, cache, accounts)
     runner = JobRunner(store, artifacts, handover, engine, _runner_rules(service))
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
-    deps = ApiDeps(store, artifacts, runner, limits, health, encoders.count_tokens, time.time, info, registry)
+    deps = ApiDeps(store, artifacts, runner, limits, health, encoders.count_tokens, time.time, feed, info, registry)
+    life = ServiceLife(group, encoders, store, runner, feed, health, service.drain_s)
 
     async def ready() -> None:
         facts = group.facts
         assert isinstance(facts, DiffusionFacts)
         logger.info("ready at %s: %s on %s, %d MiB", url, checkpoint.name, facts.device, facts.weight_bytes >> 20)
 
-    async def drain() -> None:
-        health.draining = True
-        await runner.drain(service.drain_s)
-        group.stop_gently()
-
-    async def supervise() -> None:
-        async with asyncio.TaskGroup() as tasks_of_service:
-            for task in (group.supervise(ready), runner.run(), encoders.watch()):
-                tasks_of_service.create_task(task)
-
     try:
         # Before anybody is answered: what it sweeps could be a new request's.
         await runner.recover()
-        await serve(_app(deps), listener, supervise(), drain)
+        await serve(_app(deps), listener, life.supervise(ready), life.drain)
     except* DeployError as broken:
         raise DeployError(str(broken.exceptions[0])) from broken
     finally:

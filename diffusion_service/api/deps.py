@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from diffusion_service.api.limits import ServerLimits
 from diffusion_service.jobs.artifacts import Artifacts
+from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.store import JobStore
 from shared_schema.health import Health
@@ -64,6 +65,8 @@ class ApiDeps:
     """Tokens of a prompt, by the encoder; raises `NotReady` while it is away."""
     clock: Callable[[], float]
     """Unix time."""
+    feed: JobFeed
+    """Tells which job changed."""
     model_info: Mapping[str, object] = field(default_factory=dict)
     """What `/v1/models` says besides the name: the effective layout and load format."""
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)

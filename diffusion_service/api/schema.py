@@ -19,6 +19,14 @@ CONTENT: Answers = {
     206: {"description": "The part of the MP4 that `Range` asked for.", "content": {"video/mp4": BINARY}},
 }
 
+EVENTS: Answers = {
+    200: {
+        "description": "A `VideoEvent` as JSON in the data of each event, until the job has ended.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+    204: {"description": "The event of `Last-Event-ID` was the last one."},
+}
+
 
 def create_body() -> dict[str, Any]:
     """The request body in its three content types, same names, same meaning."""
@@ -68,4 +76,7 @@ PAGE = [
 PART = [
     parameter("variant", {"enum": ["video", "thumbnail"], "default": "video"}, "The clip, or a JPEG of it."),
     parameter("index", {"type": "integer", "minimum": 0, "default": 0}, "Which output."),
+]
+LAST_EVENT = [
+    parameter("Last-Event-ID", {"type": "string", "pattern": "^[0-9]{1,18}$"}, "Go on after this event.", "header"),
 ]

@@ -13,7 +13,9 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.errors import error_response
 from diffusion_service.api.intake import Intake
-from diffusion_service.api.schema import CLIP, CONTENT, PAGE, PART, VIDEO_ID, create_body
+from diffusion_service.api.schema import CLIP, CONTENT, EVENTS, LAST_EVENT, PAGE, PART, VIDEO_ID, create_body
+from diffusion_service.api.sse import LAST_EVENT_ID
+from diffusion_service.api.streams import EventStreams
 from diffusion_service.jobs.job import Job, JobFailure
 from diffusion_service.jobs.store import Order
 from diffusion_service.mux import thumbnail
@@ -42,6 +44,15 @@ def videos_router(deps: ApiDeps) -> APIRouter:
         "/{video_id}", routes.delete, methods=["DELETE"], response_model=VideoDeleted, openapi_extra=one
     )
     router.add_api_route("/{video_id}/cancel", routes.cancel, methods=["POST"], response_model=Video, openapi_extra=one)
+    stream = {"parameters": [VIDEO_ID, *LAST_EVENT]}
+    router.add_api_route(
+        "/{video_id}/events",
+        routes.events,
+        methods=["GET"],
+        response_class=Response,
+        responses=EVENTS,
+        openapi_extra=stream,
+    )
     router.add_api_route("/{video_id}/content", routes.content, methods=["GET"], responses=CONTENT, openapi_extra=part)
     router.add_api_route("/{video_id}/content", routes.content, methods=["HEAD"], include_in_schema=False)
     return router
@@ -53,6 +64,7 @@ class _Routes:
     def __init__(self, deps: ApiDeps) -> None:
         self._deps = deps
         self._intake = Intake(deps)
+        self._streams = EventStreams(deps.store, deps.feed)
 
     async def create(self, request: Request) -> Response:
         """Queue a clip."""
@@ -97,6 +109,10 @@ class _Routes:
         job = await self._job(request)
         await self._deps.runner.remove(job.id)
         return JSONResponse(VideoDeleted(id=job.id).model_dump(mode="json"))
+
+    async def events(self, request: Request) -> Response:
+        """Every change of a job's status, phase and progress, as server-sent events."""
+        return await self._streams.answer(await self._job(request), request.headers.get(LAST_EVENT_ID))
 
     async def content(self, request: Request) -> Response:
         """The clip, or a picture of it."""

@@ -8,6 +8,7 @@ queued --start--> in_progress --advance*--> in_progress --complete--> completed
 A diffusion service takes a queued job with `claimed` and owns it until it ends, is requeued or `released`.
 """
 
+from collections.abc import Callable
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -256,6 +257,10 @@ class Job(Stored):
         if self.finished or self.owner is None:
             return self.cancel(now, retention_s)
         return self._changed(cancel_requested=True)
+
+    def hooked(self, change: Callable[[Webhook], Webhook]) -> Self:
+        """Its webhook went on."""
+        return self if self.webhook is None else self._changed(webhook=change(self.webhook))
 
     def video(self, *, queue_position: int | None = None, eta_seconds: float | None = None) -> Video:
         """This job as the public API shows it."""

@@ -53,12 +53,17 @@ class Webhook(BaseModel):
         """Someone tries; if nothing is heard of him in `lease_s` seconds, another one does."""
         return self._changed(attempts=self.attempts + 1, due_at=now + lease_s)
 
-    def answered(self, status: int, now: float) -> Self:
+    def answered(self, status: int | None, now: float) -> Self:
         """The receiver has it."""
         return self._changed(state="delivered", due_at=None, last_status=status, last_error=None, delivered_at=now)
 
     def refused(self, status: int | None, why: str, *, next_at: float, limit: int) -> Self:
-        """It did not arrive; again at `next_at` unless `limit` tries were made or the receiver wants no more."""
+        """It did not arrive; again at `next_at` unless `limit` tries were made or the receiver wants no more.
+
+        One that somebody else delivered meanwhile stays delivered.
+        """
+        if self.state == "delivered":
+            return self
         over = status == GONE or self.attempts >= limit
         return self._changed(
             state="failed" if over else "pending",

@@ -37,6 +37,25 @@ class AllowedHost(Settings):
 Host = Annotated[AllowedHost, BeforeValidator(lambda given: {"host": given} if isinstance(given, str) else given)]
 
 
+class WebhookSettings(Settings):
+    """Where the end of a job may be told, and how hard that is tried."""
+
+    hosts: tuple[Host, ...] = ()
+    """Hosts that a `webhook_url` may name; none: webhooks are off."""
+    secret_file: Path | None = None
+    """Holds `whsec_` and base64 of 24 to 64 bytes, by which receivers know us; a second line is an older secret."""
+    timeout_s: PositiveFloat = 10
+    """For the receiver's answer to one try."""
+    attempts: PositiveInt = 10
+    """Tries of one message, within 10 to 20 hours."""
+
+    @model_validator(mode="after")
+    def _can_sign(self) -> Self:
+        if self.hosts and self.secret_file is None:
+            raise ValueError("hosts needs secret_file, with which messages are signed")
+        return self
+
+
 class ServiceSettings(Settings):
     """What a service does around its rank group. Times in seconds, sizes in bytes, unless the name says otherwise."""
 
@@ -64,6 +83,7 @@ class ServiceSettings(Settings):
     """Whence media may come by URL; none: media by URL is off."""
     media_fetch_s: PositiveFloat = 30
     """For all media of a request together, redirects included."""
+    webhook: WebhookSettings = WebhookSettings()
     slab_folder: Path = Path("/dev/shm/minimax-h3")
     slab_bytes: PositiveInt = 2 * 2**30
     lease_s: PositiveFloat = 60

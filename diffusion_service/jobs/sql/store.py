@@ -51,10 +51,10 @@ class SqlJobStore:
 
     async def add(self, job: Job, limit: int, *, key_limit: int | None = None, claim: Idempotency | None = None) -> Job:
         """See `JobStore.add`."""
-        kept = await self._run(writes.add, job, limit, key_limit, claim, self._clock())
-        if kept.id == job.id:
-            self._tell(kept.id)
-        return kept
+        now = self._clock()
+        return await self._tells(
+            lambda kept: job.id if kept.id == job.id else None, writes.add, job, limit, key_limit, claim, now
+        )
 
     async def get(self, job_id: str) -> Job | None:
         """See `JobStore.get`."""
@@ -62,9 +62,7 @@ class SqlJobStore:
 
     async def change(self, job_id: str, transition: Transit, *, instance: str | None = None) -> Job:
         """See `JobStore.change`."""
-        changed = await self._run(writes.change, job_id, transition, instance, self._clock())
-        self._tell(job_id)
-        return changed
+        return await self._tells(_id, writes.change, job_id, transition, instance, self._clock())
 
     async def page(self, after: str | None, limit: int, order: Order, *, key: str | None = None) -> JobPage:
         """See `JobStore.page`."""
@@ -100,22 +98,17 @@ class SqlJobStore:
 
     async def remove(self, job_id: str) -> None:
         """See `JobStore.remove`."""
-        if await self._run(writes.remove, job_id):
-            self._tell(job_id)
+        await self._tells(_if_so(job_id), writes.remove, job_id)
 
     async def claim(
         self, instance: str, now: float, lease_s: float, choose: Choose, skip: Collection[str] = ()
     ) -> Job | None:
         """See `JobStore.claim`."""
-        job = await self._run(writes.claim, instance, now, lease_s, choose, frozenset(skip))
-        if job is not None:
-            self._tell(job.id)
-        return job
+        return await self._tells(_id, writes.claim, instance, now, lease_s, choose, frozenset(skip))
 
     async def release(self, job_id: str, instance: str) -> None:
         """See `JobStore.release`."""
-        if await self._run(writes.release, job_id, instance, self._clock()):
-            self._tell(job_id)
+        await self._tells(_if_so(job_id), writes.release, job_id, instance, self._clock())
 
     async def renew(self, instance: str, now: float, lease_s: float) -> Held:
         """See `JobStore.renew`."""
@@ -145,8 +138,7 @@ class SqlJobStore:
     async def _each(self, work: Callable[..., Job | None], limit: int | None = None) -> list[Job]:
         """One transaction a job, until there is none left or enough are had."""
         jobs: list[Job] = []
-        while len(jobs) != limit and (job := await self._run(work)) is not None:
-            self._tell(job.id)
+        while len(jobs) != limit and (job := await self._tells(_id, work)) is not None:
             jobs.append(job)
         return jobs
 
@@ -154,9 +146,32 @@ class SqlJobStore:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(self._transact, work, *arguments))
 
+    async def _tells(self, of: Callable[[R], str | None], work: Callable[..., R], *arguments: object) -> R:
+        """Run a change and tell of the job that `of` names.
+
+        From the thread: a caller that is cancelled meanwhile leaves a change that is kept all the same.
+        """
+        loop = asyncio.get_running_loop()
+
+        def run() -> R:
+            made = self._transact(work, *arguments)
+            if job_id := of(made):
+                loop.call_soon_threadsafe(self._tell, job_id)
+            return made
+
+        return await loop.run_in_executor(self._threads, run)
+
     def _transact(self, work: Callable[..., R], *arguments: object) -> R:
         try:
             with self._engine.begin() as connection:
                 return work(connection, *arguments)
         except DBAPIError as error:
             raise StoreUnavailable("the job store does not work now; try again") from error
+
+
+def _id(job: Job | None) -> str | None:
+    return None if job is None else job.id
+
+
+def _if_so(job_id: str) -> Callable[[bool], str | None]:
+    return lambda done: job_id if done else None

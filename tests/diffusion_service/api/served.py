@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 from fastapi import FastAPI
 
 from diffusion_service.api.deps import ApiDeps
@@ -16,6 +17,7 @@ from diffusion_service.api.fakes import FakeHealth, FakeRunner
 from diffusion_service.api.limits import RequestDefaults, ServerLimits
 from diffusion_service.api.router import build_router
 from diffusion_service.jobs.artifacts import Artifacts
+from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.memory import MemoryJobStore
 from shared_schema.errors import NotReady
@@ -48,6 +50,7 @@ class Served:
     runner: FakeRunner
     health: FakeHealth
     app: FastAPI
+    feed: JobFeed
     counted: list[str] = field(default_factory=list)
     encoder_away: bool = False
 
@@ -95,15 +98,34 @@ def serve(folder: Path, body: Callable[[Served], Awaitable[None]], limits: Serve
     asyncio.run(run())
 
 
+def live(folder: Path, body: Callable[[Served, int], Awaitable[None]]) -> None:
+    """Run `body` with the port on which the API listens."""
+
+    async def run(served: Served) -> None:
+        config = uvicorn.Config(served.app, port=0, lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        try:
+            await body(served, server.servers[0].sockets[0].getsockname()[1])
+        finally:
+            server.should_exit = True
+            await serving
+
+    serve(folder, run)
+
+
 def _build(folder: Path, limits: ServerLimits) -> Served:
-    store, artifacts, health = MemoryJobStore(), Artifacts(folder), FakeHealth()
+    feed = JobFeed()
+    store, artifacts, health = MemoryJobStore(tell=feed.tell), Artifacts(folder), FakeHealth()
     runner = FakeRunner(store, artifacts, lambda: 1000.0, limits.retention_s)
     app = FastAPI()
     transport = httpx.ASGITransport(app=app)
     client = httpx.AsyncClient(transport=transport, base_url="http://h3")
-    served = Served(folder, client, store, artifacts, runner, health, app)
+    served = Served(folder, client, store, artifacts, runner, health, app, feed)
     info = {"load_format": "safetensors"}
-    deps = ApiDeps(store, artifacts, runner, limits, health, served.count_tokens, lambda: 1000.0, info)
+    deps = ApiDeps(store, artifacts, runner, limits, health, served.count_tokens, lambda: 1000.0, feed, info)
     app.include_router(build_router(deps))
     install(app)
     return served

@@ -6,33 +6,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import uvicorn
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from tests.diffusion_service.api.served import Served, serve
+from tests.diffusion_service.api.served import Served, live, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
 
 MIB = 2**20
 SHORT = {"size": "64x64", "num_frames": 107}
-
-
-def live(folder: Path, body: Callable[[Served, int], Awaitable[None]]) -> None:
-    """Run `body` with the port on which the API listens."""
-
-    async def run(served: Served) -> None:
-        config = uvicorn.Config(served.app, port=0, lifespan="off", log_config=None)
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        try:
-            await body(served, server.servers[0].sockets[0].getsockname()[1])
-        finally:
-            server.should_exit = True
-            await serving
-
-    serve(folder, run)
 
 
 def sdk(folder: Path, body: Callable[[Served, AsyncOpenAI], Awaitable[None]]) -> None:

@@ -1,6 +1,7 @@
 """Both job stores keep the same promises."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -376,5 +377,30 @@ def test_every_change_is_told_once_it_is_kept(tmp_path: Path) -> None:
             await store.remove(job.id)
             assert told == [job.id] * 7
             await store.close()
+
+    asyncio.run(body())
+
+
+def test_a_change_is_told_also_if_its_caller_is_cancelled_meanwhile(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    async def body() -> None:
+        store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.db'}", tell=told.append)
+        job = await store.add(new_job(1), limit=5)
+        told.clear()
+        held = threading.Event()
+
+        def slow(now: Job) -> Job:
+            held.wait(5)
+            return now.start(1.0)
+
+        changing = asyncio.create_task(store.change(job.id, slow))
+        await asyncio.sleep(0.05)
+        changing.cancel()
+        await asyncio.sleep(0.05)
+        held.set()
+        kept = await store.get(job.id)
+        await store.close()
+        assert (kept and kept.status, told) == ("in_progress", [job.id])
 
     asyncio.run(body())

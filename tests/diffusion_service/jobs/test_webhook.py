@@ -39,3 +39,8 @@ def test_a_refused_message_comes_again_until_it_is_given_up(status: int | None, 
     refused = hook.refused(status, "no", next_at=150.0, limit=3)
     assert (refused.state, refused.due_at) == (state, 150.0 if state == "pending" else None)
     assert (refused.last_status, refused.last_error) == (status, "no")
+
+
+def test_what_another_one_delivered_stays_delivered() -> None:
+    done = HOOK.due(100.0).claimed(101.0, 30.0).answered(200, 102.0)
+    assert done.refused(500, "no", next_at=150.0, limit=3) == done

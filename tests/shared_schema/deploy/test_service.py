@@ -44,3 +44,11 @@ def test_what_is_no_host_is_refused(tmp_path: Path, host: str) -> None:
 )
 def test_a_star_stands_for_every_name_under_it(pattern: str, name: str, covered: bool) -> None:
     assert AllowedHost(host=pattern).covers(name) is covered
+
+
+def test_webhooks_are_off_until_a_file_names_hosts_and_a_secret(tmp_path: Path) -> None:
+    assert service(tmp_path, "queue_limit: 1").webhook.hosts == ()
+    given = service(tmp_path, "webhook: {hosts: [hooks.test], secret_file: /run/secrets/hook}").webhook
+    assert (given.hosts, given.secret_file) == ((AllowedHost(host="hooks.test"),), Path("/run/secrets/hook"))
+    with pytest.raises(DeployError, match="hosts needs secret_file"):
+        service(tmp_path, "webhook: {hosts: [hooks.test]}")

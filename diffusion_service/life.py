@@ -1,0 +1,41 @@
+"""What runs beside the HTTP of the diffusion service, and how all of it ends. Runs in the API process."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from diffusion_service.encoders import Encoders
+from diffusion_service.health import ServiceHealth
+from diffusion_service.jobs.feed import JobFeed
+from diffusion_service.jobs.runner import JobRunner
+from diffusion_service.jobs.store import JobStore
+from shared_runtime.ranks.group import ProcessGroup
+
+
+@dataclass(frozen=True)
+class ServiceLife:
+    """Everything of the service that lives by itself."""
+
+    group: ProcessGroup
+    encoders: Encoders
+    store: JobStore
+    runner: JobRunner
+    feed: JobFeed
+    health: ServiceHealth
+    drain_s: float
+
+    async def supervise(self, ready: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Run until cancelled, or until a part of it fails; `ready` is called whenever the ranks have become ready."""
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self.group.supervise(ready))
+            parts.create_task(self.runner.run())
+            parts.create_task(self.encoders.watch())
+            if self.store.shared:
+                parts.create_task(self.feed.follow(self.store))
+
+    async def drain(self) -> None:
+        """Take no new job, let the one that is made finish if it can in time, and let go of all who wait."""
+        self.health.draining = True
+        await self.runner.drain(self.drain_s)
+        self.feed.close()
+        self.group.stop_gently()
