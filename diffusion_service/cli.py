@@ -45,21 +45,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command.action == "show-config":
             sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")
             return 0
-        if command.action == "fetch":
-            from diffusion_service.app import fetch  # without FastAPI there is nothing to fetch for
-
-            fetch(model_of(command), deployment, command.choice("task-type", get_args(TaskType)))
-            return 0
-        settings = diffusion_settings(command, deployment)
-        gpus = check_startable(settings, os.environ)
-        leave_when_told()
-        from diffusion_service.app import run  # everything above must fail before this loads FastAPI
-
-        run(settings, gpus)
+        _act(command, deployment)
     except DeployError as error:
         sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
         return 2
     return 0
+
+
+def _act(command: Command, deployment: Deployment) -> None:
+    """Fetch the model or serve it. Everything that can be wrong in the settings fails before FastAPI is loaded."""
+    start = None
+    if command.action == "serve":
+        settings = diffusion_settings(command, deployment)
+        start = settings, check_startable(settings, os.environ)
+    leave_when_told()
+    from diffusion_service.app import fetch, run  # the one late import
+
+    if start is None:
+        fetch(model_of(command), deployment, command.choice("task-type", get_args(TaskType)))
+    else:
+        run(*start)
 
 
 def diffusion_settings(command: Command, deployment: Deployment) -> DiffusionSettings:
