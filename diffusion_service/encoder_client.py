@@ -18,7 +18,16 @@ from shared_schema.encode import (
     PushRequest,
     TokensAnswer,
 )
-from shared_schema.errors import ErrorBody, H3Error, InvalidRequest, JobFailed, LeaseExpired, NotReady, RankDied
+from shared_schema.errors import (
+    ErrorBody,
+    H3Error,
+    InvalidRequest,
+    JobFailed,
+    LeaseExpired,
+    NotReady,
+    RankDied,
+    TransportError,
+)
 from shared_schema.health import Health
 
 Shape = TypeVar("Shape", bound=BaseModel)
@@ -39,6 +48,7 @@ _KINDS: dict[str, type[H3Error]] = {
     "invalid_request": InvalidRequest,
     "not_ready": NotReady,
     "worker_died": RankDied,
+    "transfer_failed": TransportError,
 }
 """Error codes of the encoder whose type the caller acts on."""
 
@@ -88,7 +98,8 @@ class EncoderClient:
         """Have an encoding pushed into `landing`.
 
         Raises:
-            LeaseExpired: it is not there any more.
+            LeaseExpired: it is not there any more, or the landing's lease ended first.
+            TransportError: it could not be written; another try may do.
         """
         url = f"{encoding.endpoint}/v1/encodings/{encoding.id}/push"
         body = PushRequest(landing=landing).model_dump()

@@ -14,7 +14,7 @@ from diffusion_service.encoder_client import EncoderAway, EncoderClient
 from shared_runtime.transport.base import Receiver
 from shared_schema.deploy.model import ConnectorName
 from shared_schema.encode import READ_VERSIONS, EncoderIdentity, ShmLanding
-from shared_schema.errors import H3Error, JobFailed, SlabFull
+from shared_schema.errors import H3Error, JobFailed, PayloadError, SlabFull, TransportError
 
 PERIOD_S = 1.0
 PROBE_BYTES = 64 * 2**20
@@ -47,8 +47,8 @@ class EncoderLink:
         self._receiver = receiver
         self._expected = expected
         self._lease_s = lease_s
-        self._proved: str | None = None
-        """The encoder instance to which the way was proved."""
+        self._proved: tuple[str, int] | None = None
+        """The encoder instance to which the way was proved, and how often its ranks had been started anew."""
         self.reason: str | None = "the encoder has not answered yet"
 
     async def until_ready(self) -> None:
@@ -80,9 +80,10 @@ class EncoderLink:
             health = await self.client.health()
             if health.status != "healthy":
                 return f"the encoder is not ready: {health.reason}"
-            if self._proved != identity.instance_id:
+            instance = (identity.instance_id, health.restarts)
+            if self._proved != instance:
                 await self._prove()
-                self._proved = identity.instance_id
+                self._proved = instance
         except (H3Error, OSError) as error:
             return str(error)
         return None
@@ -103,15 +104,16 @@ class EncoderLink:
     async def _prove(self) -> None:
         """One full-size push through the configured transport between exactly these two processes."""
         nbytes = self._expected.probe_bytes
-        landing = self._receiver.reserve(nbytes, uuid.uuid4().hex, self._lease_s, time.time())
+        try:
+            landing = self._receiver.reserve(nbytes, uuid.uuid4().hex, self._lease_s, time.time())
+        except SlabFull as error:
+            raise EncoderAway("the probe waits for room in the slab") from error
         try:
             receipt = await self.client.probe(self._receiver.for_sender(landing), nbytes)
             await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)
-        except JobFailed as error:
+        except (JobFailed, TransportError, PayloadError) as error:
             hint = _HINTS[self._expected.connector]
             raise EncoderAway(f"the probe of the transport failed: {error}; {hint}") from error
-        except SlabFull as error:
-            raise EncoderAway("the probe waits for room in the slab") from error
         finally:
             with contextlib.suppress(H3Error):
                 self._receiver.release(landing)

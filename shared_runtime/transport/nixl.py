@@ -85,8 +85,12 @@ class Agent:
         found = [error for error in errors if isinstance(error, type) and issubclass(error, Exception)]
         self._errors: tuple[type[Exception], ...] = (*found, RuntimeError)
         config = self._nixl.nixl_agent_config(backends=[BACKEND], enable_prog_thread=False, num_threads=num_threads)
-        with self._deploy_errors(f"NIXL cannot start its {BACKEND} backend", f"{_PLUGIN_HINT}; {_TLS_HINT}"):
+        try:
             self._agent = self._nixl.nixl_agent(name, config)
+        except RuntimeError as error:
+            raise DeployError(f"NIXL finds no plugins: {_PLUGIN_HINT}") from error
+        except self._errors as error:
+            raise DeployError(f"NIXL cannot start its {BACKEND} backend ({error}): {_TLS_HINT}") from error
         if BACKEND not in self._agent.backends:
             others = ", ".join(sorted(self._agent.get_plugin_list()))
             raise DeployError(f"NIXL has no {BACKEND} plugin, only {others}: {_PLUGIN_HINT}")

@@ -6,7 +6,7 @@ import pytest
 
 from diffusion_service.encoder_client import EncoderAway, EncoderClient
 from shared_schema.encode import ShmLanding
-from shared_schema.errors import H3Error, InvalidRequest, JobFailed, LeaseExpired, NotReady, RankDied
+from shared_schema.errors import H3Error, InvalidRequest, JobFailed, LeaseExpired, NotReady, RankDied, TransportError
 
 LANDING = ShmLanding(path="/dev/shm/x", offset=0, length=1, generation=1, request_id="0" * 32, deadline=1.0)
 
@@ -33,7 +33,9 @@ def answered(status: int, body: bytes) -> H3Error:
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("error", [InvalidRequest("x"), LeaseExpired("x"), NotReady("x"), RankDied("x")], ids=type)
+@pytest.mark.parametrize(
+    "error", [InvalidRequest("x"), LeaseExpired("x"), NotReady("x"), RankDied("x"), TransportError("x")], ids=type
+)
 def test_an_error_that_is_acted_on_keeps_its_type(error: H3Error) -> None:
     # A lease that ended during the first probe after a start took the whole diffusion service down.
     found = answered(error.status, error.body().model_dump_json().encode())
