@@ -5,6 +5,7 @@ A flag wins over its variable, a variable over the deploy file. Everything wrong
 
 import argparse
 import ipaddress
+import math
 import re
 import signal
 import socket
@@ -63,6 +64,7 @@ def common_flags(port: str) -> tuple[Flag, ...]:
         Flag("log-level", levels, default="info"),
         Flag("served-model-name", "what clients call the model; default: hub id or folder name"),
         Flag("advertise-url", "URL under which the other service reaches this one"),
+        Flag("drain-seconds", "from TERM to exit, for what is running; replaces service.drain_s"),
     )
 
 
@@ -193,18 +195,33 @@ def _given(flag: Flag, typed: list[str] | None, variable: str) -> tuple[Given, .
 
 
 def deployment_of(command: Command, stage_id: Literal[0, 1]) -> Deployment:
-    """The deployment that this command line names, `--devices` laid over the own stage.
+    """The deployment that this command line names, with `--devices` and `--drain-seconds` laid over it.
 
     Raises:
-        DeployError: no deploy file is named, or it is wrong.
+        DeployError: no deploy file is named, or it or a flag is wrong.
     """
     file, overrides, devices = command.needed("deploy-config"), command.one("stage-overrides"), command.one("devices")
-    return load_deployment(
+    deployment = load_deployment(
         file.text,
         overrides.text if overrides else None,
         overrides_source=overrides.source if overrides else "",
         devices=OwnDevices(stage_id, devices.text, devices.source) if devices else None,
     )
+    drain = command.one("drain-seconds")
+    if drain is None:
+        return deployment
+    service = deployment.service.model_copy(update={"drain_s": _seconds(drain)})
+    return deployment.model_copy(update={"service": service})
+
+
+def _seconds(given: Given) -> float:
+    try:
+        seconds = float(given.text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise given.wrong("is a number of seconds above 0")
+    return seconds
 
 
 class ServerArguments(TypedDict):

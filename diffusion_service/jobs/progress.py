@@ -4,6 +4,7 @@ A `Pace` is what finished jobs taught about this service's speed; a `Course` is 
 what learns or moves on is a new one. Times are seconds on the caller's clock.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -46,9 +47,10 @@ class Pace:
 
     def expects(self, plan: VideoPlan) -> Mapping[Stage, float] | None:
         """Seconds by stage of one output; None before a job of any task was measured."""
-        found = {stage: self._rate(plan, stage) for stage in STAGES}
-        known = {stage: rate * units(plan, stage) for stage, rate in found.items() if rate is not None}
-        return known if all(stage in known for stage in PER_OUTPUT) else None
+        rates = {stage: self._rate(plan, stage) for stage in STAGES}
+        if rates["denoising"] is None:
+            return None
+        return {stage: (rate or 0.0) * units(plan, stage) for stage, rate in rates.items()}
 
     def whole(self, plan: VideoPlan) -> float | None:
         """Seconds of a whole job; None before one was measured."""
@@ -135,8 +137,7 @@ class Course:
     def begin(cls, pace: Pace, plan: VideoPlan, now: float) -> "Course":
         """A job that starts now."""
         expected = pace.expects(plan)
-        shares = {**UNKNOWN, **(expected or {})}
-        return cls(shares, expected is not None, plan.num_outputs, started=now, entered=now, at=now)
+        return cls(expected or UNKNOWN, expected is not None, plan.num_outputs, started=now, entered=now, at=now)
 
     def reached(self, stage: Stage, done: int, of: int, output: int, now: float) -> "Course":
         """`done` of `of` parts of a stage are finished. `percent` never falls, and never is 100."""
@@ -144,10 +145,8 @@ class Course:
         if (output, stage) != (self.output, self.stage):
             here = self._enter(stage, output, now if done == 0 else self.at)
         part = done / max(of, 1)
-        seen = dict(here.seen)
         if part > 0:
-            seen[stage] = (now - here.entered) / part
-        here = replace(here, part=part, seen=seen, at=now)
+            here = replace(here, part=part, at=now, seen={**here.seen, stage: (now - here.entered) / part})
         if part >= 1 and stage != STAGES[-1]:
             here = here._enter(STAGES[STAGES.index(stage) + 1], output, now)
         return replace(here, percent=max(self.percent, here._share()))
@@ -175,8 +174,16 @@ class Course:
             return self.seen[stage]
         if self.known:
             return self.expected[stage]
-        shares = sum(self.expected[each] for each in self.seen)
-        return self.expected[stage] * (sum(self.seen.values()) / shares if shares else 1.0)
+        return self.expected[stage] * self._slowness()
+
+    def _slowness(self) -> float:
+        """Seconds of a share, from the stages seen so far: between their mean and the slowest, which for unknown
+        machines was straighter than either.
+        """
+        if not self.seen:
+            return 1.0
+        mean = sum(self.seen.values()) / sum(self.expected[stage] for stage in self.seen)
+        return math.sqrt(mean * max(took / self.expected[stage] for stage, took in self.seen.items()))
 
     def left(self, now: float) -> float | None:
         """Seconds to the end; None while there is nothing to go by."""

@@ -59,7 +59,8 @@ def test_cancel_while_queued(pair: Pair) -> None:
 
 def test_cancel_while_encoding(pair: Pair, cases: Path) -> None:
     with processes.frozen(pair.encoder.rank_pids()):
-        job = pair.submit(MIXED.fields(), MIXED.parts(cases))
+        fields = {**MIXED.fields(), "prompt": "<Picture 1>, <Video 1> and <Audio 2>, not encoded before"}
+        job = pair.submit(fields, MIXED.parts(cases))
         pair.wait_phase(job, "encoding")
         stopping = threading.Thread(target=cancel, args=(pair, job))
         stopping.start()
@@ -92,7 +93,9 @@ def test_cancel_at_random_times_reaches_the_phases_between(pair: Pair, cases: Pa
     pair.completed(pair.submit(MIXED.fields(), MIXED.parts(cases)))
     whole = time.monotonic() - begun
     for n in range(12):
-        job = pair.submit(MIXED.fields(), MIXED.parts(cases))
+        job = pair.submit(
+            {**MIXED.fields(), "prompt": f"<Picture 1>, <Video 1> and <Audio 2>, {n}"}, MIXED.parts(cases)
+        )
         time.sleep(whole * choose.uniform(0, 1.2))
         if n % 2:
             assert pair.client.delete(f"/v1/videos/{job}").status_code == 200

@@ -14,8 +14,10 @@ from tests.end_to_end.reporting import allow_for_start, pytest_runtest_makerepor
 
 __all__ = ["pytest_runtest_makereport"]
 
-LIMITS = {"stuck_s": 5, "dead_s": 5, "drain_s": 4}
-"""Seconds: small, so that a frozen rank is noticed while a test waits, and not so small that a busy machine harms."""
+LIMITS = {"stuck_s": 5, "dead_s": 5, "drain_s": 4, "conditioning_cache_bytes": 0}
+"""Seconds: small, so that a frozen rank is noticed while a test waits, and not so small that a busy machine harms.
+Nothing is kept of earlier jobs, so that every job meets the encoder.
+"""
 PROCESSES = 6
 """Two API processes, two forkers, two ranks."""
 

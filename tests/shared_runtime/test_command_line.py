@@ -8,7 +8,7 @@ import pytest
 
 import diffusion_service.cli
 import encoder_service.cli
-from shared_runtime.command_line import Flag, check_gpus, check_port, read_command
+from shared_runtime.command_line import Flag, check_gpus, check_port, common_flags, deployment_of, read_command
 from shared_runtime.gpus import Gpu
 from shared_schema.deploy.load import load_deployment
 from shared_schema.errors import DeployError
@@ -80,6 +80,18 @@ def test_the_action_may_stand_anywhere() -> None:
     assert read_command("p", FLAGS, [], {}).action == "serve"
     with pytest.raises(DeployError, match="unknown command 'dance'"):
         read_command("p", FLAGS, ["dance"], {})
+
+
+def test_the_drain_time_of_the_command_line_goes_before_that_of_the_file() -> None:
+    def drain_s(*arguments: str) -> float:
+        command = read_command("p", common_flags("1"), ["--deploy-config", "tiny", *arguments], {})
+        return deployment_of(command, 1).service.drain_s
+
+    assert drain_s() == load_deployment("tiny").service.drain_s
+    assert drain_s("--drain-seconds", "2.5") == 2.5
+    for wrong in ("0", "-1", "nan", "inf", "soon"):
+        with pytest.raises(DeployError, match=r"^--drain-seconds: is a number of seconds above 0, not"):
+            drain_s("--drain-seconds", wrong)
 
 
 def test_a_stage_needs_every_gpu_that_it_names() -> None:  # case 36

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from diffusion_service.jobs.job import Job, VideoPlan
 from diffusion_service.jobs.memory import MemoryJobStore
 from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.workshop import RunnerRules
+from shared_schema.errors import StoreUnavailable
 from shared_schema.tasks import Task
 from shared_schema.videos import Execution, VideoOutput
 
@@ -22,6 +23,8 @@ EXECUTION = Execution(
     device="cpu", torch="0", tp=1, ulysses=1, precision="fp32", attention="native", load_format="safetensors"
 )
 
+
+Scenario = Callable[["Stage"], Awaitable[None]]
 
 RULES = RunnerRules(retention_s=60, look_ahead=1, running_per_key=None, job_timeout_s=60, lease_s=30)
 
@@ -34,8 +37,7 @@ class HeldHandover:
     errors: list[Exception] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     held: set[str] = field(default_factory=set)
-    no_room_for: set[str] = field(default_factory=set)
-    room: asyncio.Event = field(default_factory=asyncio.Event)
+    no_room: bool = False
 
     async def land(self, job: Job, watcher: Watcher) -> Landed:
         await asyncio.sleep(0)
@@ -44,9 +46,11 @@ class HeldHandover:
         if self.errors:
             raise self.errors.pop(0)
         await self.gate.wait()
-        if job.id in self.no_room_for:
-            watcher.starve(True)
-            await self.room.wait()
+        try:
+            while self.no_room:
+                watcher.starve(True)
+                await asyncio.sleep(0.001)
+        finally:
             watcher.starve(False)
         watcher.reach("transferring")
         self.held.add(job.id)
@@ -64,6 +68,7 @@ class HeldEngine:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     errors: list[Exception] = field(default_factory=list)
     at_work: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
     execution: Execution = EXECUTION
 
     async def until_ready(self) -> None:
@@ -73,6 +78,7 @@ class HeldEngine:
         self, plan: VideoPlan, landing: Any, _manifest: Any, _media: Any, paths: tuple[Path, ...], hear: Any
     ) -> Generated:
         self.at_work.append(landing)
+        self.made.append(landing)
         try:
             if self.errors:
                 raise self.errors.pop(0)
@@ -145,6 +151,22 @@ class Stage:
         self.runner.wake()
         return job_id
 
+    def store_away(self) -> Callable[[], None]:
+        """Let the store not answer the runner any more; what is returned brings it back."""
+        names = ("change", "claim", "renew", "reclaim", "expired")
+
+        async def away(*_: object, **__: object) -> Any:
+            raise StoreUnavailable("the database is away")
+
+        for name in names:
+            setattr(self.store, name, away)
+
+        def back() -> None:
+            for name in names:
+                delattr(self.store, name)
+
+        return back
+
     async def job(self, job_id: str) -> Job:
         """The job as it is kept."""
         job = await self.store.get(job_id)
@@ -172,3 +194,23 @@ class Stage:
     def files(self) -> list[Path]:
         """Everything but clips and the lock."""
         return [p for p in self.artifacts._root.rglob("*") if p.is_file() and p.parent.name not in ("clips", "state")]
+
+
+def play(root: Path, scenario: Scenario, rules: RunnerRules | None = None, *, running: bool = True) -> Stage:
+    """A scenario beside a running runner; nothing is held and no stray file is left afterwards."""
+    state = root / "state"
+    state.mkdir()
+
+    async def main() -> Stage:
+        stage = Stage(state, rules)
+        work = asyncio.create_task(stage.runner.run()) if running else None
+        await scenario(stage)
+        if work is not None:
+            work.cancel()
+            await asyncio.wait([work])
+        assert stage.handover.held == set()
+        assert stage.engine.at_work == []
+        stage.artifacts.close()
+        return stage
+
+    return asyncio.run(main())

@@ -1,14 +1,13 @@
-"""The runner: order, look-ahead, cancel in every phase, retry, recovery, and that nothing is left behind."""
+"""The runner: order, look-ahead, cancel in every phase, retry, drain, and that nothing is left behind."""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from diffusion_service.encoder_client import EncoderAway
-from diffusion_service.jobs.job import JobFailure
 from shared_schema.errors import (
     ChecksumMismatch,
     InvalidRequest,
@@ -18,29 +17,7 @@ from shared_schema.errors import (
     RankFailed,
     SlabFull,
 )
-from tests.diffusion_service.jobs.stage import Stage
-
-Scenario = Callable[[Stage], Awaitable[None]]
-
-
-def play(root: Path, scenario: Scenario, *, running: bool = True) -> Stage:
-    """A scenario beside a running runner; nothing is held and no stray file is left afterwards."""
-    state = root / "state"
-    state.mkdir()
-
-    async def main() -> Stage:
-        stage = Stage(state)
-        work = asyncio.create_task(stage.runner.run()) if running else None
-        await scenario(stage)
-        if work is not None:
-            work.cancel()
-            await asyncio.wait([work])
-        assert stage.handover.held == set()
-        assert stage.engine.at_work == []
-        stage.artifacts.close()
-        return stage
-
-    return asyncio.run(main())
+from tests.diffusion_service.jobs.stage import RULES, Stage, play
 
 
 def test_a_job_completes_with_its_file_digest_and_stage_times(tmp_path: Path) -> None:
@@ -223,51 +200,6 @@ def test_a_stopped_service_puts_its_jobs_back_as_if_they_had_not_begun(tmp_path:
     play(tmp_path, scenario, running=False)
 
 
-def test_after_a_crash_running_jobs_begin_again_once_and_stray_files_go(tmp_path: Path) -> None:
-    async def scenario(stage: Stage) -> None:
-        job, queued = await stage.add(), await stage.add()
-        await stage.store.change(job, lambda each: each.start(1.0))
-        stage.artifacts.part(job).write_bytes(b"half")
-        stage.artifacts.open_upload().file("0").write_bytes(b"lost")
-        await stage.runner.recover()
-        assert (await stage.job(job)).attempt == 2
-        assert [p.name for p in stage.files()] == ["0", "0"]
-        await stage.store.change(job, lambda each: each.start(2.0))
-        await stage.fresh_runner().recover()
-        failed = await stage.job(job)
-        assert failed.error is not None
-        assert (failed.status, failed.error.code) == ("failed", "worker_died")
-        assert (await stage.job(queued)).status == "queued"
-
-    play(tmp_path, scenario, running=False)
-
-
-def test_a_start_removes_inputs_that_a_killed_service_had_no_time_to_remove(tmp_path: Path) -> None:
-    async def scenario(stage: Stage) -> None:
-        job, waiting = await stage.add(), await stage.add()
-        await stage.store.change(job, lambda each: each.start(1.0).fail(JobFailure(code="timeout", message=""), 1.0, 9))
-        await stage.runner.recover()
-        assert [path.parent.name for path in stage.files()] == [waiting]
-
-    play(tmp_path, scenario, running=False)
-
-
-def test_record_and_file_of_a_job_expire_together(tmp_path: Path) -> None:
-    # cases 3 and 9
-    async def scenario(stage: Stage) -> None:
-        stage.open()
-        job = await stage.final(await stage.add())
-        stage.now += 61
-        await stage.until(lambda: not stage.artifacts.clip(job.id).exists())
-        await stage.until(lambda: _is_gone(stage, job.id))
-
-    play(tmp_path, scenario)
-
-
-async def _is_gone(stage: Stage, job_id: str) -> bool:
-    return await stage.store.get(job_id) is None
-
-
 def test_waiting_for_a_job_ends_with_the_job_or_with_the_time(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         job = await stage.add()
@@ -308,5 +240,124 @@ def test_two_hundred_jobs_cancelled_at_random_leave_a_runner_that_works(tmp_path
             await stage.runner.remove(job)
         assert (await stage.final(await stage.add())).status == "completed"
         assert stage.files() == []
+
+    play(tmp_path, scenario)
+
+
+def test_a_job_of_a_higher_priority_is_made_before_those_that_are_encoded_ahead(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        first, second, third = [await stage.add() for _ in range(3)]
+        await stage.until(lambda: first in stage.engine.at_work and second in stage.handover.held)
+        urgent = await stage.add(priority=5)
+        await stage.until(lambda: urgent in stage.handover.held)
+        await stage.until(lambda: second not in stage.handover.held)
+        assert (await stage.job(second)).status == "queued"
+        assert stage.runner.eta(await stage.job(second), 2) is None, "nothing was measured yet"
+        stage.engine.gate.set()
+        for each in (first, urgent, second, third):
+            assert (await stage.final(each)).attempt == 1
+        assert stage.engine.made == [first, urgent, second, third]
+
+    play(tmp_path, scenario)
+
+
+def test_what_has_begun_is_not_overtaken(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        first = await stage.add()
+        await stage.until(lambda: _has_status(stage, first, "in_progress"))
+        urgent = await stage.add(priority=100)
+        await stage.until(lambda: urgent in stage.handover.asked)
+        assert (await stage.job(urgent)).status == "queued"
+        stage.open()
+        await stage.final(urgent)
+        assert stage.engine.made == [first, urgent]
+
+    play(tmp_path, scenario)
+
+
+async def _has_status(stage: Stage, job_id: str, status: str) -> bool:
+    return (await stage.job(job_id)).status == status
+
+
+def test_keys_share_the_service(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        many = [await stage.add(key="a") for _ in range(4)]
+        one = await stage.add(key="b")
+        stage.open()
+        for each in (*many, one):
+            await stage.final(each)
+        assert stage.engine.made.index(one) <= 2
+
+    play(tmp_path, scenario)
+
+
+def test_a_key_has_no_more_jobs_under_way_than_it_may(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        first, second, other = await stage.add(key="a"), await stage.add(key="a"), await stage.add(key="b")
+        await stage.until(lambda: other in stage.handover.held)
+        assert second not in stage.handover.asked
+        stage.engine.gate.set()
+        await stage.final(second)
+        assert stage.engine.made == [first, other, second]
+
+    play(tmp_path, scenario, replace(RULES, running_per_key=1))
+
+
+def test_a_first_job_without_room_gets_that_of_the_last_one_encoded_ahead(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        running, ahead = await stage.add(), await stage.add()
+        await stage.until(lambda: running in stage.engine.at_work and ahead in stage.handover.held)
+        stage.handover.no_room = True
+        urgent = await stage.add(priority=1)
+        await stage.until(lambda: urgent in stage.handover.asked)
+        await stage.runner.cancel(running)
+        await stage.until(lambda: ahead not in stage.handover.held)
+        await stage.add()
+        await asyncio.sleep(0.05)
+        assert stage.handover.asked == [running, ahead, urgent], "while a push waits for room nothing more is encoded"
+        stage.handover.no_room = False
+        stage.engine.gate.set()
+        for each in (urgent, ahead):
+            assert (await stage.final(each)).status == "completed"
+        assert stage.engine.made[:3] == [running, urgent, ahead]
+
+    play(tmp_path, scenario, replace(RULES, look_ahead=2))
+
+
+def test_a_drain_hands_back_what_does_not_finish_in_time(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        first, second, third = [await stage.add() for _ in range(3)]
+        await stage.until(lambda: first in stage.engine.at_work and second in stage.handover.held)
+        await stage.runner.drain(0.05)
+        for each in (first, second, third):
+            job = await stage.job(each)
+            assert (job.status, job.owner, job.attempt, job.progress) == ("queued", None, 1, 0)
+            assert stage.artifacts.input(each, "0").exists()
+        assert stage.handover.held == set()
+
+    play(tmp_path, scenario)
+
+
+def test_how_long_jobs_take_is_known_after_the_first_one_and_after_a_restart(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        job = await stage.add()
+        assert stage.runner.eta(await stage.job(job), 1) is None
+        stage.open()
+        await stage.until(lambda: _has_status(stage, job, "in_progress"))
+        stage.now += 10
+        done = await stage.final(job)
+        assert stage.runner.eta(done) is None
+        waiting = (await stage.job(job)).model_copy(update={"status": "queued"})
+        first, third = stage.runner.eta(waiting, 1), stage.runner.eta(waiting, 3)
+        assert first is not None
+        assert third is not None
+        assert third > first > 0
+        again = stage.fresh_runner()
+        await again.recover()
+        assert again.eta(waiting, 1) == first
 
     play(tmp_path, scenario)

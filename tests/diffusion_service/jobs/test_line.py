@@ -1,0 +1,68 @@
+"""The order of the jobs under way, and who gives way when the slab is full."""
+
+import asyncio
+from dataclasses import dataclass
+
+from diffusion_service.jobs.line import Line
+from diffusion_service.scheduler import Rank
+
+
+@dataclass(eq=False)
+class Stood:
+    """A job in line."""
+
+    id: str
+    rank: Rank
+    begun: bool = False
+    landed: bool = False
+    starving: bool = False
+
+
+def line_of(*jobs: Stood) -> Line[Stood]:
+    line: Line[Stood] = Line()
+    for job in jobs:
+        line.join(job)
+    return line
+
+
+def test_the_lowest_rank_is_first_unless_a_job_has_begun() -> None:
+    late, early = Stood("late", (0, 2)), Stood("early", (0, 1))
+    line = line_of(late, early)
+    assert [job.id for job in line] == ["early", "late"]
+    early.begun = True
+    line.join(Stood("urgent", (-9, 3)))
+    assert [job.id for job in line] == ["early", "urgent", "late"]
+    line.leave(early)
+    assert line.first is line.find("urgent")
+
+
+def test_a_job_that_was_encoded_first_still_waits_for_its_turn() -> None:
+    async def play() -> None:
+        first, second = Stood("first", (0, 1)), Stood("second", (0, 2), landed=True)
+        line = line_of(first, second)
+        turn = asyncio.create_task(line.turn(second))
+        await asyncio.sleep(0.01)
+        assert not turn.done()
+        line.leave(first)
+        await asyncio.wait_for(turn, 1)
+
+    asyncio.run(play())
+
+
+def test_the_last_one_ahead_is_none_that_has_begun() -> None:
+    begun = Stood("begun", (0, 1), begun=True)
+    assert line_of(begun).last_ahead is None
+    ahead = Stood("ahead", (0, 2))
+    assert line_of(begun, ahead).last_ahead is ahead
+
+
+def test_room_is_taken_from_the_last_landed_job_only_while_the_first_cannot_go_on() -> None:
+    first, second, third = Stood("a", (0, 1)), Stood("b", (0, 2), landed=True), Stood("c", (0, 3), landed=True)
+    line = line_of(first, second, third)
+    assert line.blocked_by() is None, "nobody waits for room"
+    first.starving = True
+    assert line.blocked_by() is third
+    third.landed = False
+    assert line.blocked_by() is second
+    first.landed = True
+    assert line.blocked_by() is None, "the first one will give its room back by itself"

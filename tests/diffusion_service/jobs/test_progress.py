@@ -1,0 +1,188 @@
+"""Progress as a share of all work: never falling, straight in time, and taught by the jobs before."""
+
+import itertools
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from diffusion_service.jobs.job import VideoPlan
+from diffusion_service.jobs.progress import PER_OUTPUT, Course, Pace, Stage, measured, units
+from shared_schema.tasks import Task
+
+PLAN = VideoPlan(
+    model="tiny",
+    task=Task.T2VA,
+    prompt="a ball",
+    height=64,
+    width=64,
+    num_frames=107,
+    num_inference_steps=9,
+    flow_shift=12,
+    audio_flow_shift=3,
+    seed=1,
+)
+DURATIONS = {
+    "encode": 2.0,
+    "transfer": 0.5,
+    "prepare": 0.5,
+    "denoise": 7.5,
+    "audio_decode": 1.0,
+    "video_decode": 3.0,
+    "mux": 0.5,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One finished part, and when."""
+
+    stage: Stage
+    done: int
+    of: int
+    output: int
+    at: float
+
+
+def parts(seconds: dict[Stage, float], steps: int, outputs: int = 1, ahead: bool = False) -> Iterator[Part]:
+    """What a job reports that takes `seconds` by stage; one encoded ahead begins with its first step."""
+    now = 0.0
+    if not ahead:
+        yield Part("encoding", 0, 1, 0, now)
+        now += seconds["encoding"]
+        yield Part("transferring", 0, 1, 0, now)
+        now += seconds["transferring"]
+    for output in range(outputs):
+        yield Part("denoising", 0, steps, output, now)
+        for stage, of in (("denoising", steps), ("decoding", 6)):
+            for done in range(1, of + 1):
+                now += seconds[stage] / of  # type: ignore[index]
+                yield Part(stage, done, of, output, now)  # type: ignore[arg-type]
+        yield Part("muxing", 0, 1, output, now)
+        now += seconds["muxing"]
+    yield Part("muxing", 1, 1, outputs - 1, now)
+
+
+SECONDS: dict[Stage, float] = {"encoding": 2.0, "transferring": 0.5, "denoising": 8.0, "decoding": 4.0, "muxing": 0.5}
+
+
+def run(pace: Pace, plan: VideoPlan, work: Iterator[Part]) -> list[tuple[float, int]]:
+    """(time, percent) at every part."""
+    course, seen = Course.begin(pace, plan, 0.0), []
+    for part in work:
+        course = course.reached(part.stage, part.done, part.of, part.output, part.at)
+        seen.append((part.at, course.percent))
+    return seen
+
+
+def correlation(seen: list[tuple[float, int]]) -> float:
+    return statistics.correlation([at for at, _ in seen], [percent for _, percent in seen])
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_progress_is_straight_once_a_job_was_measured(outputs: int, ahead: bool) -> None:
+    # case 20
+    pace = Pace().learned(PLAN, DURATIONS, 15.0)
+    plan = PLAN.model_copy(update={"num_outputs": outputs})
+    seen = run(pace, plan, parts(SECONDS, 8, outputs, ahead))
+    assert correlation(seen) > 0.995
+    assert seen[-1][1] == 99
+    whole = seen[-1][0]
+    assert all(abs(percent - 100 * at / whole) <= 8 for at, percent in seen)
+
+
+@pytest.mark.parametrize("denoising", [8.0, 200.0])
+@pytest.mark.parametrize("decoding", [1.0, 4.0])
+def test_the_very_first_job_is_straight_enough(denoising: float, decoding: float) -> None:
+    # case 20
+    seconds: dict[Stage, float] = {**SECONDS, "denoising": denoising, "decoding": decoding}
+    assert correlation(run(Pace(), PLAN, parts(seconds, 20))) > 0.95
+
+
+@given(
+    pace=some.sampled_from([Pace(), Pace().learned(PLAN, DURATIONS, 15.0)]),
+    seconds=some.tuples(*[some.floats(0, 1e4) for _ in range(5)]),
+    steps=some.integers(1, 30),
+    outputs=some.integers(1, 4),
+)
+def test_progress_never_falls_and_is_never_whole(
+    pace: Pace, seconds: tuple[float, ...], steps: int, outputs: int
+) -> None:
+    stages: tuple[Stage, ...] = ("encoding", "transferring", "denoising", "decoding", "muxing")
+    plan = PLAN.model_copy(update={"num_outputs": outputs})
+    seen = [percent for _, percent in run(pace, plan, parts(dict(zip(stages, seconds, strict=True)), steps, outputs))]
+    assert seen == sorted(seen)
+    assert seen[0] >= 0
+    assert seen[-1] <= 99
+
+
+def test_nothing_is_finished_before_the_first_part_is() -> None:
+    course = Course.begin(Pace().learned(PLAN, DURATIONS, 15.0), PLAN, 0.0)
+    for at in (1.0, 50.0):
+        course = course.reached("encoding", 0, 1, 0, at)
+    assert course.percent == 0
+
+
+def test_the_phase_moves_on_with_the_last_part() -> None:
+    course = Course.begin(Pace(), PLAN, 0.0).reached("denoising", 0, 2, 0, 1.0)
+    assert course.reached("denoising", 1, 2, 0, 2.0).stage == "denoising"
+    assert course.reached("denoising", 2, 2, 0, 3.0).stage == "decoding"
+
+
+def test_what_is_left_counts_down_between_parts_and_follows_the_job_itself() -> None:
+    course = Course.begin(Pace().learned(PLAN, DURATIONS, 15.0), PLAN, 0.0)
+    assert course.left(0.0) == pytest.approx(15.0)
+    assert course.left(4.0) == pytest.approx(11.0)
+    slow = course.reached("denoising", 0, 8, 0, 2.5).reached("denoising", 1, 8, 0, 4.5)
+    assert slow.left(4.5) == pytest.approx(7 * 2.0 + 4.5)
+    assert slow.left(1000.0) == 0.0
+
+
+def test_a_first_job_says_nothing_before_it_has_finished_a_part() -> None:
+    assert Course.begin(Pace(), PLAN, 0.0).left(1.0) is None
+    assert Pace().whole(PLAN) is None
+
+
+def test_expectations_follow_the_size_and_number_of_clips() -> None:
+    pace = Pace().learned(PLAN, DURATIONS, 15.0)
+    assert pace.whole(PLAN) == pytest.approx(15.0)
+    large = PLAN.model_copy(update={"width": 128, "num_inference_steps": 17, "num_outputs": 2})
+    expected = pace.expects(large)
+    assert expected is not None
+    assert expected["denoising"] == pytest.approx(4 * 8.0)
+    assert expected["decoding"] == pytest.approx(2 * 4.0)
+    assert pace.whole(large) == pytest.approx(2.5 + 2 * (32.0 + 8.0 + 1.0))
+
+
+def test_another_task_begins_with_what_the_first_one_taught() -> None:
+    pace = Pace().learned(PLAN, DURATIONS, 15.0)
+    assert pace.whole(PLAN.model_copy(update={"task": Task.REF2VA})) == pytest.approx(15.0)
+
+
+def test_the_pace_adapts_to_a_machine_that_became_slower() -> None:
+    pace = Pace().learned(PLAN, DURATIONS, 15.0)
+    slow = {name: 3 * seconds for name, seconds in DURATIONS.items()}
+    wholes = []
+    for _ in range(8):
+        pace = pace.learned(PLAN, slow, 45.0)
+        wholes.append(pace.whole(PLAN) or 0.0)
+    assert all(before < after for before, after in itertools.pairwise(wholes))
+    assert wholes[-1] == pytest.approx(45.0, rel=0.05)
+
+
+def test_conditioning_that_was_kept_teaches_nothing_about_encoding() -> None:
+    pace = Pace().learned(PLAN, DURATIONS, 15.0)
+    again = pace.learned(PLAN, {**DURATIONS, "encode": 0.0, "transfer": 0.0}, 12.5)
+    assert again.expects(PLAN) == pace.expects(PLAN)
+
+
+def test_times_of_several_outputs_count_for_each() -> None:
+    plan = PLAN.model_copy(update={"num_outputs": 4})
+    seconds = measured(plan, DURATIONS)
+    assert [seconds[stage] for stage in PER_OUTPUT] == [2.0, 1.0, 0.125]
+    assert seconds["encoding"] == 2.0
+    assert units(plan, "denoising") == units(PLAN, "denoising")

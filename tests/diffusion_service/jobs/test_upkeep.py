@@ -1,0 +1,142 @@
+"""Leases, jobs of services that are gone, retention: what is done beside making jobs."""
+
+import asyncio
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diffusion_service.jobs import upkeep
+from diffusion_service.jobs.job import JobFailure
+from tests.diffusion_service.jobs.stage import RULES, Stage, play
+
+
+@pytest.fixture(autouse=True)
+def _rounds_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "PERIOD_S", 0.01)
+
+
+def test_after_a_crash_running_jobs_begin_again_once_and_stray_files_go(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        job, queued = await stage.add(), await stage.add()
+        await stage.store.change(job, lambda each: each.start(1.0))
+        stage.artifacts.part(job).write_bytes(b"half")
+        stage.artifacts.open_upload().file("0").write_bytes(b"lost")
+        await stage.runner.recover()
+        assert (await stage.job(job)).attempt == 2
+        assert [p.name for p in stage.files()] == ["0", "0"]
+        await stage.store.change(job, lambda each: each.start(2.0))
+        await stage.fresh_runner().recover()
+        failed = await stage.job(job)
+        assert failed.error is not None
+        assert (failed.status, failed.error.code) == ("failed", "worker_died")
+        assert (await stage.job(queued)).status == "queued"
+
+    play(tmp_path, scenario, running=False)
+
+
+def test_a_start_removes_inputs_that_a_killed_service_had_no_time_to_remove(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        job, waiting = await stage.add(), await stage.add()
+        await stage.store.change(job, lambda each: each.start(1.0).fail(JobFailure(code="timeout", message=""), 1.0, 9))
+        await stage.runner.recover()
+        assert [path.parent.name for path in stage.files()] == [waiting]
+
+    play(tmp_path, scenario, running=False)
+
+
+def test_record_and_file_of_a_job_expire_together(tmp_path: Path) -> None:
+    # cases 3 and 9
+    async def scenario(stage: Stage) -> None:
+        stage.open()
+        job = await stage.final(await stage.add())
+        stage.now += 61
+        await stage.until(lambda: not stage.artifacts.clip(job.id).exists())
+        await stage.until(lambda: _is_gone(stage, job.id))
+
+    play(tmp_path, scenario)
+
+
+async def _is_gone(stage: Stage, job_id: str) -> bool:
+    return await stage.store.get(job_id) is None
+
+
+def test_a_job_that_another_service_took_is_let_go_within_a_round(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        job = await stage.add()
+        await stage.until(lambda: job in stage.engine.at_work)
+        failure = JobFailure(code="worker_died", message="silent for too long")
+        (taken,) = await stage.store.reclaim(math.inf, lambda each: each.orphaned(failure, 1.0, 60.0))
+        assert (taken.status, taken.attempt) == ("queued", 2)
+        await stage.store.claim("another", stage.now, 1e9, lambda waiting, _: waiting[0].id)
+        await stage.until(lambda: job not in stage.engine.at_work)
+        await asyncio.sleep(0.05)
+        kept = await stage.job(job)
+        assert (kept.owner, kept.status, kept.attempt) == ("another", "queued", 2), "the new owner was not disturbed"
+        assert stage.artifacts.input(job, "0").exists()
+
+    play(tmp_path, scenario)
+
+
+def test_a_wish_to_cancel_that_came_to_another_service_arrives(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        job = await stage.add()
+        await stage.until(lambda: job in stage.engine.at_work)
+        other = stage.fresh_runner()
+        assert (await other.cancel(job)).status == "cancelled"
+        assert job not in stage.engine.at_work
+        await stage.until(lambda: not stage.files())
+
+    play(tmp_path, scenario)
+
+
+def test_jobs_of_a_service_that_is_gone_begin_again_elsewhere(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        job = await stage.add()
+        await stage.store.claim("gone", stage.now, 5, lambda waiting, _: waiting[0].id)
+        await stage.store.change(job, lambda each: each.start(1.0))
+        work = asyncio.create_task(stage.runner.run())
+        stage.open()
+        await asyncio.sleep(0.05)
+        assert (await stage.job(job)).owner == "gone"
+        stage.now += 6
+        done = await stage.final(job)
+        assert (done.status, done.attempt) == ("completed", 2)
+        work.cancel()
+        await asyncio.wait([work])
+
+    play(tmp_path, scenario, running=False)
+
+
+def test_a_database_that_is_away_fails_no_job_and_ends_no_service(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        job, following = await stage.add(), await stage.add()
+        await stage.until(lambda: job in stage.engine.at_work and following in stage.handover.held)
+        back = stage.store_away()
+        stage.engine.gate.set()
+        await asyncio.sleep(0.1)
+        back()
+        for each in (job, following):
+            done = await stage.final(each)
+            assert (done.status, done.attempt) == ("completed", 1)
+
+    play(tmp_path, scenario)
+
+
+def test_what_is_not_renewed_in_time_is_let_go(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        job = await stage.add()
+        await stage.until(lambda: job in stage.engine.at_work)
+        back = stage.store_away()
+        await stage.until(lambda: job not in stage.engine.at_work)
+        back()
+        stage.engine.gate.set()
+        done = await stage.final(job)
+        assert (done.status, done.attempt) == ("completed", 1), "nobody else took it meanwhile"
+
+    play(tmp_path, scenario, replace(RULES, lease_s=0.1))
