@@ -146,7 +146,7 @@ async def _serve(
     health = ServiceHealth(engine, encoders)
     registry = new_registry("diffusion", lambda: overall(health))
     accounts = TransportAccounts(registry)
-    registry.register(SlabCollector("shm" if deployment.nixl is None else "nixl", lambda: slab.stats))
+    registry.register(SlabCollector(receiver.kind, lambda: slab.stats))
     feed = JobFeed()
     store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}", tell=feed.tell)
     limits = _limits(settings, checkpoint, tasks)

@@ -17,7 +17,7 @@ from diffusion_service.encoders import Encoders
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import CacheUse, Job, VideoPlan
 from diffusion_service.scheduler import Rank
-from shared_runtime.transport.accounts import TransportAccounts
+from shared_runtime.transport.accounts import TransportAccounts, TransportName
 from shared_runtime.transport.base import Receiver, Sender
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.inline import from_safetensors
@@ -28,6 +28,7 @@ from shared_schema.errors import (
     LayoutInvalid,
     NotReady,
     RankDied,
+    ReceiverBusy,
     SlabFull,
     SlotMissing,
     SlotUnexpected,
@@ -160,9 +161,10 @@ class Handover:
             watcher.reach("transferring")
             renew = partial(link.client.renew, encoding)
             landing = await self._room(encoding.manifest.nbytes, job.request_id, watcher, renew)
-            async with self._released_on_error(landing):
+            async with self._released_on_error(landing, self._receiver.kind):
                 receipt = await link.client.push(encoding, self._receiver.for_sender(landing))
                 await self._prove(landing, encoding.manifest, receipt)
+                self._accounts.pushed(self._receiver.kind, receipt.bytes, receipt.seconds)
         except EncoderAway as error:
             raise RankDied("the encoder ended before it pushed what it had encoded") from error
         except BaseException:
@@ -176,20 +178,21 @@ class Handover:
         start = time.perf_counter()
         payload = await asyncio.to_thread(_read_payload, self._artifacts.input(job.id, file))
         landing = await self._room(payload.manifest.nbytes, job.request_id, watcher, None)
-        async with self._released_on_error(landing):
+        async with self._released_on_error(landing, landing.kind):
             receipt = await asyncio.to_thread(self._own_sender.push, landing, payload)
             await self._prove(landing, payload.manifest, receipt)
+            self._accounts.pushed(landing.kind, receipt.bytes, receipt.seconds)
         use = self._cache.pass_by(Kept(landing, payload.manifest, ()))
         return Landed(use, {"transfer": round(time.perf_counter() - start, 6)})
 
     @contextlib.asynccontextmanager
-    async def _released_on_error(self, landing: ShmLanding) -> AsyncIterator[None]:
+    async def _released_on_error(self, landing: ShmLanding, transport: TransportName) -> AsyncIterator[None]:
         try:
             yield
         except BaseException as error:
             self._receiver.release(landing)
             if isinstance(error, H3Error):
-                self._accounts.failed(landing.kind, error.code)
+                self._accounts.failed(transport, error.code)
             raise
 
     async def _room(
@@ -204,8 +207,8 @@ class Handover:
                 try:
                     landing = self._receiver.reserve(nbytes, request_id, self._lease_s, time.time())
                     break
-                except SlabFull:
-                    if self._cache.make_room():
+                except SlabFull as full:
+                    if not isinstance(full, ReceiverBusy) and self._cache.make_room():
                         continue
                 waited = True
                 watcher.starve(True)
@@ -216,14 +219,13 @@ class Handover:
         finally:
             watcher.starve(False)
         if waited:
-            self._accounts.waited(landing.kind, time.monotonic() - begun)
+            self._accounts.waited(self._receiver.kind, time.monotonic() - begun)
         return landing
 
     async def _prove(self, landing: ShmLanding, manifest: Manifest, receipt: PushReceipt) -> None:
         """Generation and checksum, then the payload's own rules; the bytes are read in a worker thread."""
         await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)
         EncoderOutput(manifest=manifest, data=self._receiver.view(landing))
-        self._accounts.pushed(landing.kind, receipt.bytes, receipt.seconds)
 
     def _files(self, job: Job) -> tuple[Path, ...]:
         return tuple(self._artifacts.input(job.id, each.file) for each in job.plan.references)

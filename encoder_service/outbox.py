@@ -19,6 +19,9 @@ from shared_schema.encode import InlineLanding, Landing, NixlLanding, PushReceip
 from shared_schema.encoder_output import EncoderOutput, Manifest
 from shared_schema.errors import LeaseExpired, TransportError
 
+_PATTERN_BYTES = 1_048_583
+"""Of the probe's pattern, a prime; then it begins again. As a whole, 64 MiB would take half a GiB to make."""
+
 
 @dataclass(frozen=True)
 class _OnHost:
@@ -130,4 +133,5 @@ class Outbox:
 
 def _pattern(nbytes: int) -> torch.Tensor:
     """Bytes that repeat nowhere near a page, so that a shifted or partial write shows."""
-    return (torch.arange(nbytes, dtype=torch.int64) * 2_654_435_761 >> 7).to(torch.uint8)
+    block = (torch.arange(_PATTERN_BYTES, dtype=torch.int64) * 2_654_435_761 >> 7).to(torch.uint8)
+    return block.repeat(-(-nbytes // _PATTERN_BYTES))[:nbytes]

@@ -21,6 +21,7 @@
     |  `- ChecksumMismatch, LeaseExpired
     |- TransportError        a landing could not be reserved or written
     |  `- SlabFull             no room now: the push waits
+    |     `- ReceiverBusy        room is not what is missing: nothing need be given up for it
     |- OutboundError         a URL of the caller's could not be used
     |  |- OutboundRefused      this server does not dial it: scheme, host or address
     |  `- OutboundFailed       nobody answered there, or not in time, or not as it should
@@ -310,6 +311,12 @@ class SlabFull(TransportError):
     """The slab has no room for this payload now."""
 
     default_code = "slab_full"
+
+
+class ReceiverBusy(SlabFull):
+    """Nothing can be received for a moment, however much room there is."""
+
+    default_code = "receiver_busy"
 
 
 class OutboundError(H3Error):

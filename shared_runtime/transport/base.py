@@ -4,7 +4,7 @@ A transport brings both sides for its kind of landing. Shared memory: `slab.Slab
 same slab, registered once: `nixl_receiver.NixlReceiver`, and `nixl_sender.NixlSender` writes with a notification.
 """
 
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from shared_schema.encode import Landing, NixlLanding, PushReceipt, ShmLanding
 from shared_schema.encoder_output import EncoderOutput
@@ -47,11 +47,15 @@ class Sender(Protocol[L_contra]):
 class Receiver(Protocol[L]):
     """The diffusion service's side. Times are Unix seconds."""
 
+    @property
+    def kind(self) -> Literal["shm", "nixl"]:
+        """How others reach it, for metrics."""
+
     def reserve(self, length: int, request_id: str, lease_s: float, now: float) -> L:
         """Set room aside.
 
         Raises:
-            SlabFull: not now. TransportError: never.
+            SlabFull: not now; ReceiverBusy: not now, but not for want of room. TransportError: never.
         """
 
     def for_sender(self, landing: L) -> Landing:

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self
 
 from shared_runtime.transport.claims import drop_claim, try_claim
 from shared_runtime.transport.header import HEADER_BYTES
@@ -21,7 +21,7 @@ from shared_runtime.transport.nixl_process import AgentProcess, Notice
 from shared_runtime.transport.slab import Slab
 from shared_schema.deploy.model import NixlExtra
 from shared_schema.encode import NixlLanding, ShmLanding
-from shared_schema.errors import DeployError, LeaseExpired, SlabFull, TransportError, WrongRequest
+from shared_schema.errors import DeployError, LeaseExpired, ReceiverBusy, TransportError, WrongRequest
 
 _RETRY_S = 2.0
 """Before an agent that did not start is tried again."""
@@ -80,10 +80,14 @@ class NixlReceiver:
         return cls(slab, owner, start, start(_new_name()))
 
     def reserve(self, length: int, request_id: str, lease_s: float, now: float) -> ShmLanding:
-        """As `Slab.reserve`; while an agent is being replaced there is no room."""
+        """As `Slab.reserve`.
+
+        Raises:
+            ReceiverBusy: an agent is being replaced: there is another one in a moment.
+        """
         with self._changed:
             if self._current is None:
-                raise SlabFull(self._trouble or "the NIXL agent of this service is being replaced")
+                raise ReceiverBusy(self._trouble or "the NIXL agent of this service is being replaced")
         return self._slab.reserve(length, request_id, lease_s, now)
 
     def for_sender(self, landing: ShmLanding) -> NixlLanding:
@@ -111,6 +115,11 @@ class NixlReceiver:
             request_id=landing.request_id,
             seconds_left=max(landing.deadline - time.time(), 1e-3),
         )
+
+    @property
+    def kind(self) -> Literal["nixl"]:
+        """Senders reach it through an agent."""
+        return "nixl"
 
     @property
     def agent_pid(self) -> int | None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from shared_runtime.transport.allocator import FirstFit
 from shared_runtime.transport.claims import drop_claim, try_claim
@@ -160,6 +160,11 @@ class Slab:
     def for_sender(self, landing: ShmLanding) -> ShmLanding:
         """What the sender is told: the landing itself."""
         return landing
+
+    @property
+    def kind(self) -> Literal["shm"]:
+        """Senders reach it by themselves."""
+        return "shm"
 
     @property
     def trouble(self) -> None:

@@ -1,22 +1,27 @@
 """Two live services with NIXL between them: the same clips as over shared memory, and faults of either end."""
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.end_to_end.clips import EQUAL_CLIPS
+from tests.end_to_end import processes
+from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair, make_pair, nixl_over
 
+CHILD = "shared_runtime.transport.nixl_child"
 CLIPS = [clip for clip in EQUAL_CLIPS if clip.name in ("t2va", "fl2va_both", "ref2va_mixed")]
 
 
 @pytest.fixture(scope="module")
 def nixl(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Pair]:
     root = tmp_path_factory.mktemp("nixl")
-    pair = make_pair(root, str(checkpoint), {"lease_s": 10}, base=nixl_over(root, "tiny"))
+    service = {"lease_s": 20, "conditioning_cache_bytes": 0}
+    pair = make_pair(root, str(checkpoint), service, base=nixl_over(root, "tiny"))
     try:
         pair.start()
         yield pair
@@ -43,3 +48,36 @@ def test_options_without_effect_are_logged_once_by_each_service(nixl: Pair) -> N
     for service in (nixl.encoder, nixl.diffusion):
         assert service.log.read_text().count(unused) == 1
     assert httpx.get(f"{nixl.encoder.url}/v1/identity").json()["connector"] == "NixlConnector"
+
+
+def agents(pair: Pair) -> list[int]:
+    """Processes that hold a receiving agent."""
+    return [pid for pid in processes.marked(pair.mark) if CHILD in processes.command_line(pid)]
+
+
+def slab_is_empty(pair: Pair) -> bool:
+    lines = httpx.get(f"{pair.diffusion.url}/metrics").text.splitlines()
+    used = [float(line.split()[-1]) for line in lines if line.startswith('h3_slab_used_bytes{transport="nixl"}')]
+    assert len(used) == 1
+    return used == [0.0]
+
+
+def test_an_agent_that_is_killed_or_stopped_costs_no_job(nixl: Pair) -> None:
+    for signal_ in (signal.SIGKILL, signal.SIGSTOP):
+        (agent,) = agents(nixl)
+        os.kill(agent, signal_)
+        nixl.completed(nixl.submit(TEXT.fields()))
+        processes.wait_until(lambda gone=agent: gone not in agents(nixl), 30, "the old agent gone")  # type: ignore[misc]
+        processes.wait_until(lambda: len(agents(nixl)) == 1, 30, "one agent again")
+        processes.wait_until(lambda: slab_is_empty(nixl), 30, "nothing in the slab")
+
+
+def test_either_service_killed_and_started_anew_serves_the_next_job(nixl: Pair) -> None:  # case 55
+    for service in (nixl.diffusion, nixl.encoder, nixl.encoder):
+        service.kill()
+        service.start()
+        nixl.wait_ready()
+        nixl.completed(nixl.submit(TEXT.fields()))
+    assert len(agents(nixl)) == 1
+    assert len(list(nixl.slabs.iterdir())) == 1
+    processes.wait_until(lambda: slab_is_empty(nixl), 30, "nothing in the slab")

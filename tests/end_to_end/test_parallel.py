@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.bad_requests import Bad
 from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
-from tests.end_to_end.pair import Pair, make_pair
+from tests.end_to_end.pair import Pair, make_pair, nixl_over
 from tests.end_to_end.test_text_only import TEXT_ONLY
 
 CLIPS = [clip for clip in EQUAL_CLIPS if clip.name in ("t2va", "fl2va_both", "ref2va_mixed")]
@@ -106,3 +106,11 @@ def test_both_splits_make_the_same_clips(
         assert {name: digest(text, job) for name, job in jobs.items()} == digests
         leader, follower = weights(text.encoder.url).values()
         assert leader == follower, "no encoder rank has a VAE"
+
+
+def test_nixl_makes_the_same_clips(
+    digests: dict[str, tuple[object, object]], tmp_path: Path, checkpoint: Path, cases: Path
+) -> None:
+    with running(tmp_path, checkpoint, nixl_over(tmp_path, "tiny_parallel")) as nixl:
+        jobs = {clip.name: nixl.submit(clip.fields(), clip.parts(cases)) for clip in CLIPS}
+        assert {name: digest(nixl, job) for name, job in jobs.items()} == digests
