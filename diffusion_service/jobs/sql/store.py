@@ -16,6 +16,7 @@ from diffusion_service.jobs.idempotency import Idempotency
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.sql import reads, writes
 from diffusion_service.jobs.sql.database import THREADS, database_url, is_shared, open_engine
+from diffusion_service.jobs.sql.recent import RecentJobs
 from diffusion_service.jobs.sql.upgrade import upgrade
 from diffusion_service.jobs.store import Changes, Choose, Held, JobEvent, JobPage, Order, Tell, Transit, silent
 from diffusion_service.scheduler import Waiting
@@ -41,6 +42,7 @@ class SqlJobStore:
             raise
         self._shared = is_shared(self._engine)
         self._threads = ThreadPoolExecutor(THREADS if self._shared else 1, thread_name_prefix="job-store")
+        self._recent = None if self._shared else RecentJobs()
         self._tell = tell
         self._clock = clock
 
@@ -58,7 +60,8 @@ class SqlJobStore:
 
     async def get(self, job_id: str) -> Job | None:
         """See `JobStore.get`."""
-        return await self._run(reads.read, job_id)
+        kept = None if self._recent is None else self._recent.get(job_id)
+        return kept or await self._run(reads.read, job_id)
 
     async def change(self, job_id: str, transition: Transit, *, instance: str | None = None) -> Job:
         """See `JobStore.change`."""
@@ -156,6 +159,8 @@ class SqlJobStore:
         def run() -> R:
             made = self._transact(work, *arguments)
             if job_id := of(made):
+                if self._recent is not None and not isinstance(made, Job):
+                    self._recent.drop(job_id)
                 loop.call_soon_threadsafe(self._tell, job_id)
             return made
 
@@ -164,9 +169,14 @@ class SqlJobStore:
     def _transact(self, work: Callable[..., R], *arguments: object) -> R:
         try:
             with self._engine.begin() as connection:
-                return work(connection, *arguments)
+                done = work(connection, *arguments)
         except DBAPIError as error:
+            if self._recent is not None:
+                self._recent.clear()
             raise StoreUnavailable("the job store does not work now; try again") from error
+        if self._recent is not None and isinstance(done, Job):
+            self._recent.put(done)
+        return done
 
 
 def _id(job: Job | None) -> str | None:

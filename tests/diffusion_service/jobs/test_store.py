@@ -399,6 +399,8 @@ def test_a_change_is_told_also_if_its_caller_is_cancelled_meanwhile(tmp_path: Pa
         changing.cancel()
         await asyncio.sleep(0.05)
         held.set()
+        # In the same thread, and so after it.
+        await store.ids()
         kept = await store.get(job.id)
         await store.close()
         assert (kept and kept.status, told) == ("in_progress", [job.id])
