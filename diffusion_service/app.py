@@ -154,7 +154,7 @@ async def _serve(
     cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
     registry.register(CacheCollector(lambda: cache.stats))
     handover = Handover(encoders, receiver, sender, artifacts, service.lease_s, rules, cache, accounts)
-    runner = JobRunner(store, artifacts, handover, engine, _runner_rules(service))
+    runner = JobRunner(store, artifacts, handover, engine, _runner_rules(service), feed)
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
     deps = ApiDeps(store, artifacts, runner, limits, health, encoders.count_tokens, time.time, feed, info, registry)
     life = ServiceLife(group, encoders, store, runner, feed, health, service.drain_s)

@@ -16,6 +16,7 @@ from diffusion_service.engine import Engine
 from diffusion_service.handover import Handover
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.conduct import Conduct
+from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job, Transition
 from diffusion_service.jobs.line import Line
 from diffusion_service.jobs.progress import by_its_own_pace
@@ -47,11 +48,13 @@ class JobRunner:
         handover: Handover,
         engine: Engine,
         rules: RunnerRules,
+        feed: JobFeed,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._rules = rules
+        self._feed = feed
         self._clock = clock
         self._workshop = Workshop(store, artifacts, handover, engine, rules, uuid.uuid4().hex, clock)
         self._line: Line[Conduct] = Line()
@@ -59,7 +62,6 @@ class JobRunner:
         self._recent: deque[Key] = deque(maxlen=RECENT)
         self._taken = 0
         self._woken = asyncio.Event()
-        self._changed = asyncio.Event()
         self._admission = asyncio.Lock()
         self._admitting = True
 
@@ -96,7 +98,6 @@ class JobRunner:
             asked = await self._store.change(job_id, lambda job: job.ask_cancel(now, self._rules.retention_s))
             if asked.finished:
                 await self._workshop.ended(asked)
-                self._tell()
         job = await self._store.get(job_id)
         if job is None:
             raise NotFound(f"there is no job {job_id}")
@@ -113,15 +114,15 @@ class JobRunner:
         await asyncio.to_thread(self._workshop.artifacts.remove, job_id)
 
     async def wait(self, job_id: str, timeout_s: float) -> Job | None:
-        """The job once it is final, or None if that takes longer than `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
+        """The job once it is final, or None if that takes longer than `timeout_s`, or than this service lives."""
+        with contextlib.suppress(TimeoutError), self._feed.watch(job_id) as watch:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    changed = self._changed
                     job = await self._store.get(job_id)
                     if job is None or job.finished:
                         return job
-                    await changed.wait()
+                    if not await watch.changed():
+                        return None
         return None
 
     def eta(self, job: Job, position: int | None = None) -> float | None:
@@ -227,9 +228,3 @@ class JobRunner:
         if first is not None:
             first.moved()
         self.wake()
-        self._tell()
-
-    def _tell(self) -> None:
-        """Whoever waits for a job looks again."""
-        self._changed.set()
-        self._changed = asyncio.Event()

@@ -11,6 +11,7 @@ from diffusion_service.commands import ClipDone, Generated, Muxing, PayloadTaken
 from diffusion_service.conditioning_cache import Kept, Use
 from diffusion_service.handover import Landed, Watcher
 from diffusion_service.jobs.artifacts import Artifacts
+from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job, VideoPlan
 from diffusion_service.jobs.memory import MemoryJobStore
 from diffusion_service.jobs.runner import JobRunner
@@ -103,7 +104,8 @@ class Stage:
 
     def __init__(self, root: Path, rules: RunnerRules | None = None) -> None:
         self.rules = rules or RULES
-        self.store = MemoryJobStore()
+        self.feed = JobFeed()
+        self.store = MemoryJobStore(tell=self.feed.tell)
         self.artifacts = Artifacts(root)
         self.handover = HeldHandover()
         self.engine = HeldEngine()
@@ -119,6 +121,7 @@ class Stage:
             self.handover,  # type: ignore[arg-type]
             self.engine,  # type: ignore[arg-type]
             self.rules,
+            self.feed,
             clock=lambda: self.now,
         )
 
@@ -185,10 +188,12 @@ class Stage:
                 await asyncio.sleep(0.001)
 
     async def final(self, job_id: str) -> Job:
-        """The job once it is final."""
+        """The job once it is final and nothing works on it."""
         job = await self.runner.wait(job_id, 5)
         assert job is not None
         assert job.finished
+        # Waiters are woken by the store; what is left of the inputs goes a moment later.
+        await self.until(lambda: self.runner._line.find(job_id) is None)
         return job
 
     def files(self) -> list[Path]:
