@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def _load() -> ModuleType:
 class Write:
     """One write that was begun. Keep it, and the memory that it reads, until `state` says that it has ended."""
 
-    def __init__(self, agent: "Agent", handle: Any, registered: Any) -> None:
+    def __init__(self, agent: "Agent", handle: object, registered: object) -> None:
         self._agent = agent
         self._handle = handle
         self._registered = registered
@@ -172,7 +172,7 @@ class Agent:
             raise
         return Write(self, handle, registered)
 
-    def state_of(self, handle: Any) -> WriteState:
+    def state_of(self, handle: object) -> WriteState:
         """For `Write`: how far it is."""
         if handle is None:
             return "done"
@@ -180,9 +180,15 @@ class Agent:
             said = self._agent.check_xfer_state(handle)
         except self._errors:
             return "broken"
-        return {"DONE": "done", "PROC": "under way"}.get(said, "broken")  # type: ignore[return-value]
+        match said:
+            case "DONE":
+                return "done"
+            case "PROC":
+                return "under way"
+            case _:
+                return "broken"
 
-    def give_back(self, handle: Any, registered: Any) -> None:
+    def give_back(self, handle: object, registered: object) -> None:
         """For `Write`: release what one write held."""
         with self._ignored():
             if handle is not None:

@@ -30,6 +30,7 @@ def main(descriptor: int, name: str, slab: str, poll_s: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent ends us, after it has drained
     die_with_parent()
+    Path("/proc/self/comm").write_text("nixl-agent")
     set_up_logging("info", "nixl-agent")
     pipe = socket.socket(fileno=descriptor)
     try:

@@ -21,7 +21,7 @@ from shared_runtime.transport.slab import Slab
 from shared_schema.deploy.model import NixlExtra
 from shared_schema.encode import NixlLanding, PushRequest, ShmLanding
 from shared_schema.encoder_output import EncoderOutput
-from shared_schema.errors import ChecksumMismatch, LeaseExpired, TransportError, WrongRequest
+from shared_schema.errors import ChecksumMismatch, LeaseExpired, ReceiverBusy, TransportError, WrongRequest
 from tests.payloads import GOLDEN_REF2VA, SMALL_REF2VA, payload_of
 from tests.shared_runtime.transport.over_nixl import MIB, ONE, TWO, arrives, receiving, reserved, wait_until
 
@@ -199,6 +199,8 @@ def test_a_landing_given_up_is_closed_until_its_agent_is_gone(
     told = receiver.for_sender(landing)
     receiver.release(landing)
     assert slab.stats.quarantined == 1
+    with pytest.raises(ReceiverBusy):
+        receiver.reserve(1000, ONE, 30.0, time.time())
     wait_until(lambda: not receiver.expire(time.time()) and slab.stats.quarantined == 0)
     with pytest.raises(TransportError):
         sender.push_bytes(told, memoryview(bytes(1000)))
