@@ -118,16 +118,17 @@ def from_bytes(
 class TensorSource:
     """Flat bytes on a device as a `transport.base.Source`: they go straight into a landing.
 
-    Whatever makes the bytes must be finished on the device when `write_into` is called.
+    On a GPU the copies wait for the work that was queued on the current stream before this was built, and for no other.
     """
 
     def __init__(self, raw: torch.Tensor, locker: PageLocker | None = None) -> None:
         self._raw = raw
         self._locker = locker
-        # Not the device's default stream: there the next request's work may be queued.
+        # Not the current stream: there the next request's work may be queued by the time of the copies.
         self._stream: torch.cuda.Stream | None = None
         if raw.device.type == "cuda":
             self._stream = torch.cuda.Stream(raw.device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(raw.device))
 
     @property
     def nbytes(self) -> int:

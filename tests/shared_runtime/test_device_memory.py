@@ -2,7 +2,9 @@
 
 import logging
 import mmap
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,10 @@ def locker_of(driver: FakeDriver) -> PageLocker:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
+def folder() -> Iterator[Path]:
+    # Shared memory, as in service: CUDA page-locks no mapping of a file on a disk.
+    with tempfile.TemporaryDirectory(prefix="h3-test-", dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 def test_a_mapping_is_locked_in_chunks_and_let_go_before_it_is_unmapped() -> None:
@@ -162,6 +166,19 @@ def test_many_pieces_arrive_whole_and_their_checksum_is_that_of_all(folder: Path
     got = from_bytes(slab.view(landing), torch.uint8, (size,), torch.device(device))
     assert torch.equal(got.cpu(), raw)
     del got
+    sender.close()
+    slab.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_cuda_bytes_that_are_still_being_made_are_waited_for(folder: Path) -> None:
+    slab, sender = Slab.create(folder, 4 * MIB, "test"), ShmSender(folder)
+    landing = slab.reserve(3 * MIB, "1" * 32, 30.0, time.time())
+    raw = torch.zeros(3 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda._sleep(200_000_000)  # about a tenth of a second of the device, which the host does not wait for
+    raw += 7
+    sender.push_source(landing, TensorSource(raw))
+    assert set(slab.view(landing)) == {7}
     sender.close()
     slab.close()
 
