@@ -177,7 +177,7 @@ def test_cuda_bytes_that_are_still_being_made_are_waited_for(folder: Path) -> No
     raw = torch.zeros(3 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda._sleep(200_000_000)  # about a tenth of a second of the device, which the host does not wait for
     raw += 7
-    sender.push_source(landing, TensorSource(raw))
+    slab.verify(landing, sender.push_source(landing, TensorSource(raw)).checksum)
     assert set(slab.view(landing)) == {7}
     sender.close()
     slab.close()
