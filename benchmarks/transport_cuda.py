@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -272,7 +273,7 @@ def main() -> None:
     asked = parser.parse_args()
     limits = bus()
     figures: dict[str, object] = {
-        **provenance(["benchmarks/transport_cuda.py", *map(str, vars(asked).items())]),
+        **provenance(sys.argv),
         "torch": str(torch.__version__),
         "bus": limits,
     }
