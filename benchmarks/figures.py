@@ -40,7 +40,8 @@ def stage_medians(stages: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def provenance(arguments: Sequence[str]) -> dict[str, object]:
     """When, where, from which commit and by which command a figure came."""
-    commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    command = ["git", "rev-parse", "--verify", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit or "unknown",
