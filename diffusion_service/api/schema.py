@@ -13,6 +13,7 @@ Answers = dict[int | str, dict[str, Any]]
 ERRORS: Answers = {"default": {"model": ErrorBody, "description": "Any other answer is an error."}}
 NOT_READY: Answers = {503: {"model": Health, "description": "Not ready, and why."}}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+TEXT: Answers = {200: {"description": "Text.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
 CLIP: Answers = {200: {"description": "The MP4.", "content": {"video/mp4": BINARY}}}
 CONTENT: Answers = {
     200: {"description": "The MP4, or a picture of it.", "content": {"video/mp4": BINARY, "image/jpeg": BINARY}},

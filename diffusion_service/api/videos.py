@@ -31,7 +31,9 @@ def videos_router(deps: ApiDeps) -> APIRouter:
     router = APIRouter(prefix="/v1/videos", tags=["videos"])
     body = {"requestBody": create_body()}
     router.add_api_route("", routes.create, methods=["POST"], response_model=Video, openapi_extra=body)
-    router.add_api_route("/sync", routes.create_sync, methods=["POST"], responses=CLIP, openapi_extra=body)
+    router.add_api_route(
+        "/sync", routes.create_sync, methods=["POST"], response_class=Response, responses=CLIP, openapi_extra=body
+    )
     router.add_api_route(
         "", routes.list_, methods=["GET"], response_model=VideoList, openapi_extra={"parameters": PAGE}
     )
@@ -53,7 +55,14 @@ def videos_router(deps: ApiDeps) -> APIRouter:
         responses=EVENTS,
         openapi_extra=stream,
     )
-    router.add_api_route("/{video_id}/content", routes.content, methods=["GET"], responses=CONTENT, openapi_extra=part)
+    router.add_api_route(
+        "/{video_id}/content",
+        routes.content,
+        methods=["GET"],
+        response_class=Response,
+        responses=CONTENT,
+        openapi_extra=part,
+    )
     router.add_api_route("/{video_id}/content", routes.content, methods=["HEAD"], include_in_schema=False)
     return router
 

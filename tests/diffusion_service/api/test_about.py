@@ -1,5 +1,6 @@
 """What the server says about itself, and that it is true."""
 
+import re
 from pathlib import Path
 
 from tests.diffusion_service.api.served import Served, error, serve
@@ -48,6 +49,19 @@ def test_the_openapi_document_names_every_field_and_resolves(tmp_path: Path) -> 
         assert {"prompt", "extra_params", "input_reference", "encoder_output", "audio_reference"} <= set(form)
         names = set(document["components"]["schemas"])
         assert {ref.rpartition("/")[2] for ref in references(document)} <= names
+
+    serve(tmp_path, body)
+
+
+def test_the_openapi_document_has_every_parameter_and_error_of_every_route(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        document = (await served.client.get("/openapi.json")).json()
+        for path, methods in document["paths"].items():
+            for method, route in methods.items():
+                declared = {each["name"] for each in route.get("parameters", ()) if each["in"] == "path"}
+                assert declared == set(re.findall(r"{(\w+)}", path)), (method, path)
+                error = route["responses"]["default"]["content"]["application/json"]["schema"]
+                assert error["$ref"].endswith("/ErrorBody"), (method, path)
 
     serve(tmp_path, body)
 
