@@ -84,14 +84,27 @@ def check_leaks(witness: Witness, fleet: Fleet, before: dict[str, float], files_
     if len(living) != wanted:
         lines = "\n".join(processes.command_line(pid) for pid in living)
         witness.complain(f"{len(living)} processes, not an API process, a forker and ranks for each service:\n{lines}")
-    for what in held_files(fleet):
+    for what in [*held_files(fleet), *held_memory(fleet)]:
         witness.complain(what)
+
+
+def held_memory(fleet: Fleet) -> list[str]:
+    """Landings of slabs that are neither free nor kept by the conditioning cache, and encodings that nobody fetched."""
+    found = []
+    for service in fleet.serving:
+        landings = fleet.gauge(service, "h3_slab_landings") - fleet.gauge(service, "h3_conditioning_cache_entries")
+        quarantined = fleet.gauge(service, "h3_slab_quarantined_landings")
+        if (landings, quarantined) != (0, 0):
+            found.append(f"slab of {service.port}: {landings:g} landings, {quarantined:g} in quarantine")
+    waiting = fleet.gauge(fleet.pair.encoder, "h3_encodings_waiting")
+    return [*found, f"{waiting:g} encodings wait at the encoder"] if waiting else found
 
 
 def held_files(fleet: Fleet) -> list[str]:
     """Slabs beyond one a diffusion service, files in the temporary folder, and files of jobs that are over."""
     slabs = [path for path in fleet.pair.slabs.rglob("*") if path.is_file()]
-    found = [] if len(slabs) == len(fleet.serving) else [f"{len(slabs)} slabs: {slabs}"]
+    expected = range(len(fleet.serving), len(fleet.diffusions) + 1)
+    found = [] if len(slabs) in expected else [f"{len(slabs)} slabs: {slabs}"]
     found += [f"temporary file {path}" for path in fleet.pair.temporary_files()]
     return found + fleet.pair.unfinished_files()
 
@@ -102,6 +115,6 @@ def check_removal(witness: Witness, fleet: Fleet, client: httpx.Client) -> None:
         answer = client.delete(f"/v1/videos/{job}")
         if answer.status_code != 200:
             witness.complain(f"DELETE of {job}: {answer.status_code}, {answer.text}")
-    left = [*listed(client), *fleet.pair.state.rglob("video_*")]
+    left = [*listed(client), *fleet.pair.root.glob("s*/**/video_*")]
     if left:
         witness.complain(f"left after everything was deleted: {left}")

@@ -2,9 +2,11 @@
 
     python -m tests.faults.crash --minutes 10 --seed 7           200 jobs, a strike every 15 s on average
     python -m tests.faults.crash --minutes 10 --deploy-config tiny_parallel
+    python -m tests.faults.crash --minutes 10 --database postgres        two diffusion services on one queue
 
 First the same requests without strikes, for their digests; then the storm; then everything that was struck runs again,
-and every job has to come to an end. A failed run prints its seed and its timeline.
+and every job has to come to an end. Of two diffusion services one is killed for good half-way. A failed run prints its
+seed and its timeline.
 """
 
 import argparse
@@ -26,11 +28,20 @@ from tests.cases.make_cases import shared_cases
 from tests.end_to_end.clips import FilePart, form
 from tests.end_to_end.pair import make_pair
 from tests.faults.aftermath import Digest, check_jobs, check_leaks, check_removal, digest_of, held_files
-from tests.faults.fleet import Fleet
+from tests.faults.fleet import Fleet, fleet_of
 from tests.faults.storm import REQUESTS, Order, Storm, draw
 from tests.faults.witness import Witness
+from tests.postgres import postgres_server
 
-LIMITS = {"stuck_s": 5, "dead_s": 5, "drain_s": 4, "lease_s": 20, "encode_timeout_s": 30, "queue_limit": 400}
+LIMITS = {
+    "stuck_s": 5,
+    "dead_s": 5,
+    "drain_s": 4,
+    "lease_s": 20,
+    "encode_timeout_s": 30,
+    "queue_limit": 400,
+    "job_lease_s": 5,
+}
 """Of the services, seconds: short, so that what hangs is found while the run lasts."""
 READY_S = 240.0
 """From the last strike until all services are ready."""
@@ -73,7 +84,7 @@ class Crash:
         memory, files = self._fleet.resident(), self._fleet.open_files()
         self._witness.begun = time.monotonic()
         async with asyncio.TaskGroup() as together:
-            for task in (self._submit(), self._strike(), self._watch()):
+            for task in (self._submit(), self._strike(), self._watch(), self._lose()):
                 together.create_task(task)
         self._witness.note(f"the storm is over; {len(self._witness.open())} jobs are open")
         await self._calm()
@@ -126,8 +137,17 @@ class Crash:
             self._witness.note(f"killed {name} ({pid})")
             if service is not None:
                 await asyncio.sleep(strike.away_s)
-                service.start()
+                if service not in self._fleet.gone:
+                    service.start()
         await asyncio.sleep(max(0.0, self._storm.seconds - self._witness.now_s))
+
+    async def _lose(self) -> None:
+        """Kill the last of several diffusion services for good, half-way."""
+        if len(self._fleet.diffusions) > 1:
+            await asyncio.sleep(self._storm.loss_s)
+            lost = self._fleet.diffusions[-1]
+            self._fleet.lose(lost)
+            self._witness.note(f"killed diffusion at {lost.port} for good")
 
     async def _watch(self) -> None:
         async with httpx.AsyncClient(timeout=POST_S) as client:
@@ -188,18 +208,25 @@ class Crash:
         return ends
 
 
-def crash(root: Path, cases: Path, storm: Storm, *, base: str = "tiny", loud: bool = False) -> Outcome:
-    """Start a pair in `root`, let the storm over it, stop it. What was wrong is in the outcome's witness."""
-    pair = make_pair(root, str(tiny_checkpoint()), LIMITS, base=base)
-    fleet = Fleet(pair, [pair.diffusion])
+def crash(
+    root: Path, cases: Path, storm: Storm, *, base: str = "tiny", database: str | None = None, loud: bool = False
+) -> Outcome:
+    """Start the services in `root`, let the storm over them, stop them. What was wrong is in the outcome's witness.
+
+    With the URL of an empty PostgreSQL `database` there are two diffusion services and one folder of files for both.
+    """
+    shared = {} if database is None else {"database": database, "storage": {"url": str(root / "shared")}}
+    pair = make_pair(root, str(tiny_checkpoint()), {**LIMITS, **shared}, base=base)
+    fleet = fleet_of(pair, others=0 if database is None else 1)
     try:
         fleet.start()
         outcome = asyncio.run(Crash(fleet, storm, cases, loud=loud).run())
     finally:
-        left = pair.close()
+        wrong = fleet.stop_others()
+        wrong += pair.close()
         shutil.rmtree(pair.slabs)
-    for wrong in left:
-        outcome.witness.complain(wrong)
+    for each in wrong:
+        outcome.witness.complain(each)
     return outcome
 
 
@@ -211,14 +238,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--every", type=float, default=15, help="seconds between strikes, on average")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--deploy-config", default="tiny")
+    parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     parser.add_argument("--keep", type=Path, help="folder for logs and state, kept after the run")
     options = parser.parse_args(arguments)
     seed = random.randrange(2**31) if options.seed is None else options.seed
     storm = draw(seed, options.minutes * 60, options.jobs, options.every)
-    with tempfile.TemporaryDirectory(prefix="h3-crash-") as name:
-        root = Path(name)
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="h3-crash-")))
         (root / "run").mkdir()
-        outcome = crash(root / "run", shared_cases(), storm, base=options.deploy_config, loud=True)
+        postgres = options.database == "postgres"
+        database = stack.enter_context(postgres_server()).new_database() if postgres else None
+        base = options.deploy_config
+        outcome = crash(root / "run", shared_cases(), storm, base=base, database=database, loud=True)
         if options.keep:
             shutil.copytree(root / "run", options.keep, dirs_exist_ok=True)
     print(outcome.line)

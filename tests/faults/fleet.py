@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.end_to_end import processes
-from tests.end_to_end.pair import FINAL, Pair, Service
+from tests.end_to_end.pair import FINAL, Pair, Service, free_port
 from tests.faults.storm import Strike
 
 
@@ -77,6 +78,15 @@ class Fleet:
         if service.process is not None and service.process.poll() is None:
             service.kill()
 
+    def stop_others(self) -> list[str]:
+        """Stop the diffusion services that are not the pair's; what was wrong about it."""
+        for lost in self.gone:
+            # It stays until somebody starts on that folder, and nobody may have.
+            for slab in self.pair.slabs.rglob(f"*diffusion-{lost.port}*"):
+                slab.unlink()
+        living = [each for each in self.diffusions[1:] if each.process is not None and each.process.poll() is None]
+        return [f"{each.package} at {each.port} ended with {code}" for each in living if (code := each.stop()) != 0]
+
     def ended_alone(self) -> list[str]:
         """Services that ended and were not killed; they are started again, so that the run goes on."""
         wrong = []
@@ -108,8 +118,25 @@ class Fleet:
             for service in self.services
         }
 
+    def gauge(self, service: Service, name: str) -> float:
+        """The sum over all labels of a metric that `/metrics` of a service shows."""
+        text = httpx.get(f"{service.url}/metrics", timeout=10).raise_for_status().text
+        families = text_string_to_metric_families(text)
+        return sum(sample.value for family in families if family.name == name for sample in family.samples)
+
     def _of(self, role: str) -> Sequence[Service]:
         return [self.pair.encoder] if role == "encoder" else self.serving
+
+
+def fleet_of(pair: Pair, others: int = 0) -> Fleet:
+    """The pair, and as many more diffusion services beside its own, each with a port and a state folder of its own."""
+    first = pair.diffusion
+    fleet = Fleet(pair, [first])
+    for n in range(others):
+        arguments = [*first.arguments[:-1], str(pair.root / f"state-{n}")]
+        log = pair.root / f"diffusion-{n}.log"
+        fleet.diffusions.append(Service(first.package, arguments, free_port(), log, first.environment))
+    return fleet
 
 
 def listed(client: httpx.Client) -> dict[str, dict[str, object]]:

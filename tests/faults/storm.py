@@ -59,6 +59,11 @@ class Storm:
     orders: tuple[Order, ...]
     strikes: tuple[Strike, ...]
 
+    @property
+    def loss_s(self) -> float:
+        """When one of several diffusion services is killed for good."""
+        return self.seconds / 2
+
 
 def draw(seed: int, seconds: float, jobs: int, every_s: float, waves: Sequence[str] = WAVES) -> Storm:
     """A run of `seconds` with `jobs` jobs and a strike every `every_s` seconds on average."""
