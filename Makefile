@@ -22,6 +22,8 @@ LORA ?=
 TASK ?=
 # What .ci/run adds to these: killed processes, and Ray clusters, which take minutes to start and stop.
 TESTS ?= tests --ignore=tests/faults --ignore-glob='*/test_ray.py'
+# `-n 2 --dist loadgroup`: two processes, one for the tests of the live pair and one for the rest.
+PARALLEL ?=
 
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
@@ -80,7 +82,7 @@ serve:
 	$(BIN)/python -m video_client.pair --model "$(MODEL)" --deploy-config "$(DEPLOY)" $(if $(OVERRIDES),--stage-overrides '$(OVERRIDES)') $(if $(LORA),--lora-path "$(LORA)") $(if $(TASK),--task-type "$(TASK)")
 
 test:
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
 
 faults:
 	FAULT_MATRIX=whole $(BIN)/python -m pytest tests/faults
