@@ -1,11 +1,13 @@
 """What the peers do over NIXL: register and introduce for every request, connect, READ, tear down. For comparison only.
 
-The sending side offers a payload that it registers for this one request; the receiving side makes a buffer, registers
-it, adds the sender's agent, reads, and takes all of it back. Agents live as long as their process, as the peers' do.
+The sending side packs a payload into a buffer of this one request and registers it; the receiving side makes a buffer,
+registers it, adds the sender's agent, reads, and takes all of it back. Buffers are fresh memory for every request, as
+the peers' are; agents live as long as their process.
 """
 
 import base64
 import json
+import mmap
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -45,12 +47,17 @@ class PeerSource:
     def __init__(self, name: str) -> None:
         self._agent = make_agent(name)
         self._registered: Any = None
+        self._packed = memoryview(b"")
 
-    def offer(self, data: memoryview) -> Offer:
-        """Register the payload and say where it is."""
-        self._registered = self._agent.register_memory([(address_of(data), data.nbytes, 0, "")], "DRAM")
+    def offer(self, data: memoryview, *, pack: bool = True) -> Offer:
+        """Pack and register the payload, and say where it is. Without `pack` it is registered where it lies."""
+        self._packed = memoryview(mmap.mmap(-1, data.nbytes)) if pack else data
+        if pack:
+            self._packed[:] = data
+        address = address_of(self._packed)
+        self._registered = self._agent.register_memory([(address, data.nbytes, 0, "")], "DRAM")
         metadata = base64.b64encode(self._agent.get_agent_metadata()).decode()
-        return Offer(metadata, address_of(data), data.nbytes)
+        return Offer(metadata, address, data.nbytes)
 
     def help(self) -> None:
         """Move the connection on while the other side reads: call it again and again."""
@@ -59,6 +66,7 @@ class PeerSource:
     def withdraw(self) -> None:
         """After the read: take the registration back."""
         self._agent.deregister_memory(self._registered)
+        self._packed = memoryview(b"")
 
 
 class PeerReader:
@@ -69,7 +77,7 @@ class PeerReader:
 
     def read(self, offer: Offer) -> memoryview:
         """Everything that one request needs; returns the payload in fresh memory."""
-        buffer = np.empty(offer.length, np.uint8)
+        buffer = np.frombuffer(mmap.mmap(-1, offer.length), np.uint8)
         registered = self._agent.register_memory([(buffer.ctypes.data, offer.length, 0, "")], "DRAM")
         name = self._agent.add_remote_agent(base64.b64decode(offer.metadata))
         local = self._agent.get_xfer_descs([(buffer.ctypes.data, offer.length, 0)], "DRAM")

@@ -20,7 +20,7 @@ import numpy as np
 from shared_schema.errors import DeployError, TransportError
 
 BACKEND = "UCX"
-POLL_S = 0.0002
+POLL_S = 0.0001
 """Between two looks at a write that is under way, or at notifications while some are awaited."""
 PROOF_BYTES = 4096
 _PROOF_S = 10.0
