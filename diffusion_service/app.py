@@ -10,10 +10,14 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from diffusion_service.api import errors
+from diffusion_service.api import layers
 from diffusion_service.api.deps import ApiDeps
+from diffusion_service.api.disk import DiskGuard
+from diffusion_service.api.fetch import MediaFetcher
 from diffusion_service.api.health import overall
+from diffusion_service.api.layers import Access
 from diffusion_service.api.limits import BodyCaps, RequestDefaults, ServerLimits
+from diffusion_service.api.rates import Rate, RateLimiter
 from diffusion_service.api.router import build_router
 from diffusion_service.commands import DiffusionFacts, DiffusionRankSettings
 from diffusion_service.conditioning_cache import ConditioningCache
@@ -28,8 +32,10 @@ from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.jobs.workshop import RunnerRules
+from diffusion_service.keys import KeyRing
 from diffusion_service.life import ServiceLife
 from diffusion_service.metrics import CacheCollector
+from diffusion_service.outbound import PinnedClient
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
@@ -156,7 +162,10 @@ async def _serve(
     handover = Handover(encoders, receiver, sender, artifacts, service.lease_s, rules, cache, accounts)
     runner = JobRunner(store, artifacts, handover, engine, _runner_rules(service), feed)
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
-    deps = ApiDeps(store, artifacts, runner, limits, health, encoders.count_tokens, time.time, feed, info, registry)
+    outbound = PinnedClient(service.media_hosts)
+    disk = DiskGuard(settings.state_dir, service.min_free_bytes)
+    fetcher, tokens = _fetcher(service, outbound, disk), encoders.count_tokens
+    deps = ApiDeps(store, artifacts, runner, limits, health, tokens, time.time, feed, disk, info, fetcher, registry)
     life = ServiceLife(group, encoders, store, runner, feed, health, service.drain_s)
 
     async def ready() -> None:
@@ -167,12 +176,14 @@ async def _serve(
     try:
         # Before anybody is answered: what it sweeps could be a new request's.
         await runner.recover()
-        await serve(_app(deps), listener, life.supervise(ready), life.drain)
+        app = _app(deps, service)
+        await serve(app, listener, life.supervise(ready), life.drain, proxies=service.trusted_proxies)
     except* DeployError as broken:
         raise DeployError(str(broken.exceptions[0])) from broken
     finally:
         sender.close()
         await encoders.close()
+        await outbound.close()
         await store.close()
 
 
@@ -206,11 +217,27 @@ def _runner_rules(service: ServiceSettings) -> RunnerRules:
     )
 
 
-def _app(deps: ApiDeps) -> FastAPI:
+def _app(deps: ApiDeps, service: ServiceSettings) -> FastAPI:
     app = FastAPI(title="MiniMax-H3 video service", version="1")
-    errors.install(app)
+    layers.install(app, _access(service))
     app.include_router(build_router(deps))
     return app
+
+
+def _access(service: ServiceSettings) -> Access:
+    rate = service.requests_per_minute
+    return Access(
+        ring=None if service.keys_file is None else KeyRing(service.keys_file),
+        limiter=None if rate is None else RateLimiter(Rate(rate, service.request_burst), time.monotonic),
+        origins=service.cors_origins,
+        prefix=service.root_path,
+    )
+
+
+def _fetcher(service: ServiceSettings, client: PinnedClient, disk: DiskGuard) -> MediaFetcher | None:
+    if not service.media_hosts:
+        return None
+    return MediaFetcher(client, service.media_hosts, service.media_fetch_s, disk.check)
 
 
 def _expected(settings: DiffusionSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint) -> Expected:
@@ -241,6 +268,7 @@ def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozense
         defaults=defaults,
         tasks=tasks,
         queue_limit=service.queue_limit,
+        jobs_per_key=service.jobs_per_key,
         sync_timeout_s=service.sync_timeout_s,
         retention_s=service.retention_hours * 3600,
         accept_when_not_ready=service.accept_when_not_ready,

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
+from diffusion_service.keys import read_keys
+from diffusion_service.keys_command import run_keys
 from shared_runtime.command_line import (
     Command,
     Flag,
@@ -39,8 +41,12 @@ FLAGS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the service and return its exit code: 2, after one line on stderr, for wrong settings."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        command = read_command(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, os.environ)
+        if given[:1] == ["keys"]:
+            run_keys(PROGRAM, given[1:], os.environ)
+            return 0
+        command = read_command(PROGRAM, FLAGS, given, os.environ)
         deployment = deployment_of(command, 1)
         if command.action == "show-config":
             sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")
@@ -97,6 +103,8 @@ def check_startable(settings: DiffusionSettings, environment: Mapping[str, str])
     if not stage.on_cpu and settings.deployment.distributed_executor_backend == "mp":  # Ray deals out its own
         gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
     check_served(settings.deployment, lora_path=settings.lora_path)
+    if settings.deployment.service.keys_file is not None:
+        read_keys(settings.deployment.service.keys_file)
     check_port(settings.host, settings.port)
     if settings.deployment.nixl is not None:
         probe_nixl()

@@ -6,7 +6,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -75,10 +75,16 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: ASGIApp, listener: socket.socket, supervise: Awaitable[None], drain: Callable[[], Awaitable[None]]
+    app: ASGIApp,
+    listener: socket.socket,
+    supervise: Awaitable[None],
+    drain: Callable[[], Awaitable[None]],
+    *,
+    proxies: Sequence[str] = (),
 ) -> None:
     """Answer HTTP until TERM or INT, or until `supervise` ends; then `drain`, then close.
 
+    Of `proxies`, addresses or networks, `X-Forwarded-For` and `X-Forwarded-Proto` are believed, of nobody else.
     `supervise` is cancelled last, so that what drains can still use the ranks.
 
     Raises:
@@ -94,6 +100,9 @@ async def serve(
         lifespan="off",
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=2,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        server_header=False,
     )
     server = _Server(config)
     stop = asyncio.Event()

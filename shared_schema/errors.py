@@ -5,12 +5,15 @@
     |  |- InvalidRequest       400  a field or a file breaks a rule; `param` names it
     |  |- NotServed            400  a known field that this server does not serve (yet)
     |  |- ModelNotFound        400  `model` is not a served name
+    |  |- Unauthorized         401  no key, or one that this server does not know
+    |  |- Forbidden            403  a key that may not do this
     |  |- NotFound             404  no such job, content or route
     |  |- Conflict             409  the same idempotency key with another body
     |  |- TooLarge             413  a body, part or `data:` URL over its byte cap
     |  |- UnsupportedType      415  the request's own Content-Type
     |  |- QueueFull            429  no job was made; try again later
     |  |- KeyBusy              429  the caller's key has as many unfinished jobs as it may
+    |  |- RateLimited          429  this caller sends more than it may
     |  |- NotImplementedYet    501  a route that we know and do not serve
     |  `- NotReady             503  no capacity at present
     |- StoreUnavailable      503  the database of the jobs does not answer
@@ -90,6 +93,8 @@ class H3Error(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str] = "internal_error"
+    retry_after_s: float | None = None
+    """When it makes sense to try again."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -138,6 +143,22 @@ class ModelNotFound(RequestError):
     default_code = "model_not_found"
 
 
+class Unauthorized(RequestError):
+    """No key, or one that this server does not know."""
+
+    status = 401
+    type = "authentication_error"
+    default_code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """A key that this server knows and that may not do this."""
+
+    status = 403
+    type = "permission_error"
+    default_code = "permission_denied"
+
+
 class NotFound(RequestError):
     """No such job, content or route."""
 
@@ -172,6 +193,19 @@ class QueueFull(RequestError):
     status = 429
     type = "rate_limit_error"
     default_code = "queue_full"
+    retry_after_s = 5.0
+
+
+class RateLimited(RequestError):
+    """This caller sends more than it may; no job was made."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limited"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class KeyBusy(RequestError):
@@ -180,6 +214,7 @@ class KeyBusy(RequestError):
     status = 429
     type = "rate_limit_error"
     default_code = "key_busy"
+    retry_after_s = 5.0
 
 
 class NotImplementedYet(RequestError):
@@ -195,6 +230,7 @@ class NotReady(RequestError):
     status = 503
     type = "server_error"
     default_code = "not_ready"
+    retry_after_s = 5.0
 
 
 class StoreUnavailable(H3Error):
@@ -202,6 +238,7 @@ class StoreUnavailable(H3Error):
 
     status = 503
     default_code = "store_unavailable"
+    retry_after_s = 5.0
 
 
 class JobFailed(H3Error):

@@ -326,7 +326,8 @@ class CreateVideo(CallerShape):
     quality: Literal["lossless", "high"] | None = None
     return_stage_metrics: Flag | None = None
     user: Annotated[Text, Field(max_length=512)] | None = None
-    priority: JsonValue = None
+    priority: Annotated[Whole, Field(ge=-100, le=100)] | None = None
+    """Higher goes first; 0 where absent."""
     webhook_url: JsonValue = None
     extra_params: Annotated[ExtraParams, BeforeValidator(_object)] | None = None
 

@@ -77,6 +77,11 @@ class DataUrls:
         self._files.append(decoder.finish())
         return f"@{self._token}:{len(self._files) - 1}".encode()
 
+    def taken(self, url: str) -> UploadedFile | None:
+        """The file of a URL that went to disk as it arrived; None for one that is all there, or is no base64."""
+        match = self._mark.fullmatch(url)
+        return self._files[int(match[1])] if match else None
+
     def file(self, url: str, param: str) -> UploadedFile:
         """The file of a `data:` URL, from its mark or from its own base64.
 

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
+from diffusion_service.api.disk import DiskGuard
+from diffusion_service.api.fetch import MediaFetcher
 from diffusion_service.api.limits import ServerLimits
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.feed import JobFeed
@@ -67,7 +69,10 @@ class ApiDeps:
     """Unix time."""
     feed: JobFeed
     """Tells which job changed."""
+    disk: DiskGuard
     model_info: Mapping[str, object] = field(default_factory=dict)
     """What `/v1/models` says besides the name: the effective layout and load format."""
+    fetcher: MediaFetcher | None = None
+    """None: media by URL is off."""
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     """What `/metrics` shows."""

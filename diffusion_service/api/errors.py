@@ -1,6 +1,7 @@
 """The one boundary where errors become answers, and where every answer gets its request id. Runs in the API process."""
 
 import logging
+import math
 import re
 import secrets
 from collections.abc import Mapping
@@ -18,22 +19,18 @@ from shared_schema.errors import (
     ErrorDetail,
     H3Error,
     InvalidRequest,
-    KeyBusy,
     NotFound,
     NotImplementedYet,
-    NotReady,
-    QueueFull,
     RequestError,
     StoreUnavailable,
+    Unauthorized,
 )
 
 _LOG = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-RETRY_AFTER_S = 5
-"""Asked of clients that met a full queue or a service that is not ready."""
 
 
-def install(app: FastAPI) -> None:
+def install_errors(app: FastAPI) -> None:
     """Make every error of `app` an error body, and number every answer."""
     app.add_exception_handler(HTTPException, _from_framework)
     app.add_exception_handler(RequestValidationError, _from_validation)
@@ -43,8 +40,10 @@ def install(app: FastAPI) -> None:
 def error_response(error: H3Error, *, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
     """The answer that carries this error."""
     sent = dict(headers or {})
-    if isinstance(error, QueueFull | KeyBusy | NotReady | StoreUnavailable):
-        sent["Retry-After"] = str(RETRY_AFTER_S)
+    if error.retry_after_s is not None:
+        sent["Retry-After"] = str(math.ceil(error.retry_after_s))
+    if isinstance(error, Unauthorized):
+        sent["WWW-Authenticate"] = "Bearer"
     if isinstance(error, NotImplementedYet):
         sent["x-should-retry"] = "false"
     return JSONResponse(_sendable(error.body()), status_code=status or error.status, headers=sent)
@@ -62,6 +61,7 @@ class ErrorBoundary:
             await self._app(scope, receive, send)
             return
         answer = _Answer(send, _request_id(scope))
+        scope.setdefault("state", {})["request_id"] = answer.request_id
         try:
             await self._app(scope, receive, answer.send)
         except Exception as error:

@@ -41,15 +41,19 @@ class Form:
     urls: DataUrls
 
 
-async def read_form(request: Request, upload: UploadFolder, caps: BodyCaps, file_cap: int) -> Form:
-    """Read the whole body. `file_cap` is the largest media file of any kind, bytes.
+async def read_form(
+    request: Request, upload: UploadFolder, caps: BodyCaps, file_cap: int, room: Callable[[int], None]
+) -> Form:
+    """Read the whole body. `file_cap` is the largest media file of any kind, bytes; `room` raises where the disk has
+    none for so many more bytes.
 
     Raises:
+        NotReady: no room on disk.
         UnsupportedType: the Content-Type is none of the three, or the body is compressed.
         TooLarge: the body, a file or the text is over its cap.
         InvalidRequest: the body is not what its Content-Type says.
     """
-    storage = _Storage(upload, caps, file_cap)
+    storage = _Storage(upload, caps, file_cap, room)
     parser = _parser_for(request, storage)
     _check_length(request, caps)
     try:
@@ -107,10 +111,11 @@ async def _in_thread(work: Callable[P, R], *arguments: P.args, **named: P.kwargs
 class _Storage:
     """What one request may still spend, and where its files go."""
 
-    def __init__(self, upload: UploadFolder, caps: BodyCaps, file_cap: int) -> None:
+    def __init__(self, upload: UploadFolder, caps: BodyCaps, file_cap: int, room: Callable[[int], None]) -> None:
         self.caps = caps
         self.file_cap = file_cap
         self._upload = upload
+        self._room = room
         self._sinks: list[FileSink] = []
         self._text = 0
         self._body = 0
@@ -139,6 +144,7 @@ class _Storage:
         self._body += size
         if self._body > self.caps.body_bytes:
             raise TooLarge(f"a body has at most {self.caps.body_bytes} bytes")
+        self._room(max(size, 0))
 
 
 class _Parser(Protocol):

@@ -44,6 +44,8 @@ class ServerLimits:
     defaults: RequestDefaults
     tasks: frozenset[Task]
     queue_limit: int
+    jobs_per_key: int | None
+    """Unfinished jobs of one key; None: no limit of its own."""
     sync_timeout_s: float
     retention_s: float
     accept_when_not_ready: bool

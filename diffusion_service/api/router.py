@@ -11,7 +11,7 @@ from diffusion_service.api.videos import videos_router
 
 
 def build_router(deps: ApiDeps) -> APIRouter:
-    """The API over `deps`; the app that includes it calls `errors.install` too."""
+    """The API over `deps`; the app that includes it calls `layers.install` too."""
     router = APIRouter()
     for part in (videos_router(deps), about_router(deps), health_router(deps), metrics_router(deps)):
         router.include_router(part, responses=ERRORS)

@@ -4,6 +4,7 @@ from typing import Any
 
 from diffusion_service.api.fields import MEDIA_FIELDS
 from diffusion_service.api.forms import ENCODER_OUTPUT
+from diffusion_service.api.repeats import KEY_HEADER
 from shared_schema.errors import ErrorBody
 from shared_schema.health import Health
 from shared_schema.videos import CreateVideo, MediaReference
@@ -80,4 +81,12 @@ PART = [
 ]
 LAST_EVENT = [
     parameter("Last-Event-ID", {"type": "string", "pattern": "^[0-9]{1,18}$"}, "Go on after this event.", "header"),
+]
+REPEAT = [
+    parameter(
+        KEY_HEADER,
+        {"type": "string", "pattern": "^[!-~]{1,255}$"},
+        "The same one within 24 hours, with the same request, gets the same video.",
+        "header",
+    ),
 ]

@@ -12,8 +12,10 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.errors import error_response
+from diffusion_service.api.gate import caller_of, note_job
 from diffusion_service.api.intake import Intake
-from diffusion_service.api.schema import CLIP, CONTENT, EVENTS, LAST_EVENT, PAGE, PART, VIDEO_ID, create_body
+from diffusion_service.api.ownership import check_changes, check_visible
+from diffusion_service.api.schema import CLIP, CONTENT, EVENTS, LAST_EVENT, PAGE, PART, REPEAT, VIDEO_ID, create_body
 from diffusion_service.api.sse import LAST_EVENT_ID
 from diffusion_service.api.streams import EventStreams
 from diffusion_service.jobs.job import Job, JobFailure
@@ -29,7 +31,7 @@ def videos_router(deps: ApiDeps) -> APIRouter:
     """Every route under `/v1/videos`; the fixed names stand before the ids."""
     routes = _Routes(deps)
     router = APIRouter(prefix="/v1/videos", tags=["videos"])
-    body = {"requestBody": create_body()}
+    body = {"requestBody": create_body(), "parameters": REPEAT}
     router.add_api_route("", routes.create, methods=["POST"], response_model=Video, openapi_extra=body)
     router.add_api_route(
         "/sync", routes.create_sync, methods=["POST"], response_class=Response, responses=CLIP, openapi_extra=body
@@ -77,12 +79,13 @@ class _Routes:
 
     async def create(self, request: Request) -> Response:
         """Queue a clip."""
-        return await self._answer(await self._intake.accept(request))
+        return await self._answer((await self._intake.accept(request)).job)
 
     async def create_sync(self, request: Request) -> Response:
-        """Make a clip and answer with it; a caller that leaves cancels it."""
-        job = await self._intake.accept(request)
-        ended = await self._until_ended(request, job.id)
+        """Make a clip and answer with it; a caller that leaves cancels it, unless an earlier request made the job."""
+        accepted = await self._intake.accept(request)
+        job = accepted.job
+        ended = await self._until_ended(request, job.id, cancel=accepted.fresh)
         if ended is None:
             if await self._deps.store.get(job.id) is None:
                 raise NotFound(f"video {job.id} was deleted", param="video_id")
@@ -93,10 +96,10 @@ class _Routes:
 
     async def list_(self, request: Request) -> Response:
         """A page of jobs, newest first unless asked otherwise."""
-        query = request.query_params
-        page = await self._deps.store.page(
-            query.get("after"), _limit(query.get("limit", "20")), _order(query.get("order", "desc"))
-        )
+        query, caller = request.query_params, caller_of(request, "read_own")
+        limit, order = _limit(query.get("limit", "20")), _order(query.get("order", "desc"))
+        key = None if caller.may("read_all") else caller.name
+        page = await self._deps.store.page(query.get("after"), limit, order, key=key)
         videos = tuple([await self._video(job) for job in page.jobs])
         ids = [video.id for video in videos]
         answer = VideoList(
@@ -111,11 +114,13 @@ class _Routes:
     async def cancel(self, request: Request) -> Response:
         """End a job; one that has ended stays as it is."""
         job = await self._job(request)
+        check_changes(request, job)
         return await self._answer(await self._deps.runner.cancel(job.id))
 
     async def delete(self, request: Request) -> Response:
         """End a job and forget it, with its files."""
         job = await self._job(request)
+        check_changes(request, job)
         await self._deps.runner.remove(job.id)
         return JSONResponse(VideoDeleted(id=job.id).model_dump(mode="json"))
 
@@ -145,6 +150,8 @@ class _Routes:
         job = await self._deps.store.get(video_id)
         if job is None:
             raise NotFound(f"there is no video {video_id[:64]!a}", param="video_id")
+        check_visible(request, job)
+        note_job(request, job.id)
         return job
 
     async def _video(self, job: Job) -> Video:
@@ -166,15 +173,15 @@ class _Routes:
             raise _content_gone(job) from error
         return FileResponse(path, media_type="video/mp4", filename=path.name, stat_result=facts, headers=headers)
 
-    async def _until_ended(self, request: Request, job_id: str) -> Job | None:
-        """The ended job, or None past the time limit. A caller that leaves cancels the job."""
+    async def _until_ended(self, request: Request, job_id: str, *, cancel: bool) -> Job | None:
+        """The ended job, or None past the time limit. A caller that leaves cancels the job if it may."""
         left = asyncio.create_task(_left(request))
         ended = asyncio.create_task(self._deps.runner.wait(job_id, self._deps.limits.sync_timeout_s))
         try:
             await asyncio.wait({left, ended}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 return ended.result()
-            return await self._deps.runner.cancel(job_id)
+            return await self._deps.runner.cancel(job_id) if cancel else None
         finally:
             await _stop(left, ended)
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, model_validator
 
 from shared_schema.deploy.values import Settings
 from shared_schema.tasks import MediaCaps
@@ -56,6 +56,10 @@ class WebhookSettings(Settings):
         return self
 
 
+_ORIGIN = r"^(\*|https?://[a-z0-9._:\[\]-]+)$"
+_ROOT_PATH = r"^(/[A-Za-z0-9._~-]+)*$"
+
+
 class ServiceSettings(Settings):
     """What a service does around its rank group. Times in seconds, sizes in bytes, unless the name says otherwise."""
 
@@ -72,6 +76,22 @@ class ServiceSettings(Settings):
     conditioning_cache_bytes: NonNegativeInt = 512 * 2**20
     """Payloads that stay in the slab after use, so that an equal request is not encoded again; a push that needs the
     room takes it. 0: none."""
+    keys_file: Path | None = None
+    """API keys, as `h3-diffusion keys add` writes them. None: no key is asked for."""
+    jobs_per_key: PositiveInt | None = None
+    """Jobs of one key that have not ended; the next POST is a 429. None: as many as the queue takes."""
+    requests_per_minute: PositiveFloat | None = None
+    """Of one key, or of one address where no keys are configured. None: as many as come."""
+    request_burst: PositiveInt = 30
+    """How many of these may come at once, after a pause."""
+    min_free_bytes: NonNegativeInt = 2**30
+    """A POST that would leave less on the state folder's disk is a 503."""
+    cors_origins: tuple[Annotated[str, Field(pattern=_ORIGIN)], ...] = ()
+    """Origins of pages that may call this API: `https://studio.example.com`, or `*`."""
+    root_path: str = Field(default="", pattern=_ROOT_PATH)
+    """The prefix under which a proxy shows this service."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
     sync_timeout_s: PositiveFloat = 600
     retention_hours: PositiveFloat = 168
     drain_s: PositiveFloat = 30

@@ -65,3 +65,4 @@ async def listening(tls: ssl.SSLContext | None = None) -> AsyncIterator[Listenin
         yield one
     finally:
         server.close()
+        await asyncio.sleep(0)

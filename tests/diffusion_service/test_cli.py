@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from diffusion_service.cli import FLAGS, PROGRAM, diffusion_settings
+from diffusion_service.cli import FLAGS, PROGRAM, check_startable, diffusion_settings
+from diffusion_service.keys import Caller, KeyRing
+from diffusion_service.keys_command import run_keys
 from shared_runtime.command_line import deployment_of, read_command
 from shared_schema.deploy.settings import DiffusionSettings
 from shared_schema.errors import DeployError
@@ -145,3 +147,43 @@ def test_a_model_is_tiny_a_folder_or_a_hub_id(tmp_path: Path) -> None:
     for model in ("tinny", str(tmp_path / "none"), "./a/b", "a/b/c"):
         with pytest.raises(DeployError, match="--model: is tiny, a folder that exists, or a hub id"):
             settings("--model", model, "--deploy-config", "tiny")
+
+
+def test_a_key_is_printed_once_and_listed_without_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(f"base_config: tiny\nservice: {{keys_file: {tmp_path}/keys.json}}\n")
+
+    def said(*arguments: str) -> str:
+        run_keys(PROGRAM, arguments, {"H3_DEPLOY_CONFIG": str(deploy)})
+        return capsys.readouterr().out
+
+    key = said("add", "ci", "--scope", "create", "--scope", "read_own").strip()
+    assert KeyRing(tmp_path / "keys.json").find(key) == Caller("ci", frozenset({"create", "read_own"}))
+    assert said("list") == "ci  create,read_own\n"
+    assert said("remove", "ci", "--keys-file", str(tmp_path / "keys.json")) == ""
+    assert said("list") == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "required: add|list|remove"),
+        (("add", "ci"), "--scope"),
+        (("add", "ci", "--scope", "root", "--keys-file", "x"), "invalid choice: 'root'"),
+        (("list",), "--keys-file, or --deploy-config"),
+        (("list", "--deploy-config", "tiny"), "names no service.keys_file"),
+        (("list", "--keys-file", "/none/keys.json"), "keys add"),
+        (("add", "ci", "--scope", "create", "--keys-file", "/none/keys.json"), "cannot be written"),
+    ],
+)
+def test_wrong_use_of_keys_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(DeployError) as caught:
+        run_keys(PROGRAM, arguments, {})
+    assert message in str(caught.value)
+
+
+def test_a_key_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(f"base_config: tiny\nservice: {{keys_file: {tmp_path}/keys.json}}\n")
+    with pytest.raises(DeployError, match="keys add"):
+        check_startable(settings("--model", "tiny", "--deploy-config", str(deploy)), {})

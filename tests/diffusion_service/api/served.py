@@ -12,14 +12,18 @@ import uvicorn
 from fastapi import FastAPI
 
 from diffusion_service.api.deps import ApiDeps
-from diffusion_service.api.errors import install
+from diffusion_service.api.disk import DiskGuard
 from diffusion_service.api.fakes import FakeHealth, FakeRunner
+from diffusion_service.api.fetch import MediaFetcher
+from diffusion_service.api.layers import Access, install
 from diffusion_service.api.limits import RequestDefaults, ServerLimits
 from diffusion_service.api.router import build_router
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.memory import MemoryJobStore
+from diffusion_service.outbound import PinnedClient
+from shared_schema.deploy.service import AllowedHost
 from shared_schema.errors import NotReady
 from shared_schema.tasks import CanvasLimits, Task
 
@@ -32,6 +36,7 @@ LIMITS = ServerLimits(
     defaults=RequestDefaults(seed=42, num_inference_steps=4, flow_shift=12.0, audio_flow_shift=3.0),
     tasks=frozenset(Task),
     queue_limit=50,
+    jobs_per_key=None,
     sync_timeout_s=5.0,
     retention_s=100.0,
     accept_when_not_ready=True,
@@ -51,6 +56,7 @@ class Served:
     health: FakeHealth
     app: FastAPI
     feed: JobFeed
+    disk: DiskGuard
     counted: list[str] = field(default_factory=list)
     encoder_away: bool = False
 
@@ -83,11 +89,25 @@ class Served:
         return sorted(str(path) for path in found if path.name != "lock")
 
 
-def serve(folder: Path, body: Callable[[Served], Awaitable[None]], limits: ServerLimits = LIMITS) -> None:
+@dataclass(frozen=True)
+class Around:
+    """What stands around the API."""
+
+    access: Access = field(default_factory=Access)
+    min_free_bytes: int = 0
+    media_hosts: tuple[AllowedHost, ...] = ()
+
+
+PLAIN = Around()
+
+
+def serve(
+    folder: Path, body: Callable[[Served], Awaitable[None]], limits: ServerLimits = LIMITS, around: Around = PLAIN
+) -> None:
     """Run `body` against a fresh API; afterwards no upload may be left."""
 
     async def run() -> None:
-        served = _build(folder, limits)
+        served = _build(folder, limits, around)
         try:
             async with served.client:
                 await body(served)
@@ -116,18 +136,32 @@ def live(folder: Path, body: Callable[[Served, int], Awaitable[None]]) -> None:
     serve(folder, run)
 
 
-def _build(folder: Path, limits: ServerLimits) -> Served:
+def _build(folder: Path, limits: ServerLimits, around: Around) -> Served:
     feed = JobFeed()
     store, artifacts, health = MemoryJobStore(tell=feed.tell), Artifacts(folder), FakeHealth()
     runner = FakeRunner(store, artifacts, lambda: 1000.0, limits.retention_s)
     app = FastAPI()
     transport = httpx.ASGITransport(app=app)
     client = httpx.AsyncClient(transport=transport, base_url="http://h3")
-    served = Served(folder, client, store, artifacts, runner, health, app, feed)
-    info = {"load_format": "safetensors"}
-    deps = ApiDeps(store, artifacts, runner, limits, health, served.count_tokens, lambda: 1000.0, feed, info)
+    disk = DiskGuard(folder, around.min_free_bytes)
+    served = Served(folder, client, store, artifacts, runner, health, app, feed, disk)
+    deps = ApiDeps(
+        store,
+        artifacts,
+        runner,
+        limits,
+        health,
+        served.count_tokens,
+        lambda: 1000.0,
+        feed,
+        disk,
+        model_info={"load_format": "safetensors"},
+        fetcher=MediaFetcher(PinnedClient(around.media_hosts), around.media_hosts, 1.0, disk.check)
+        if around.media_hosts
+        else None,
+    )
+    install(app, around.access)
     app.include_router(build_router(deps))
-    install(app)
     return served
 
 

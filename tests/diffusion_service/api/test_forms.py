@@ -39,7 +39,7 @@ def read(
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in sent.items()]
     request = Request({"type": "http", "method": "POST", "headers": raw}, receive)
     folder.mkdir(exist_ok=True)
-    return asyncio.run(read_form(request, UploadFolder(folder), CAPS, MIB))
+    return asyncio.run(read_form(request, UploadFolder(folder), CAPS, MIB, lambda more: None))
 
 
 def part(name: str, value: bytes, file_name: str | None = None) -> bytes:
@@ -236,7 +236,7 @@ def test_the_event_loop_turns_while_files_are_written(tmp_path: Path) -> None:
 
         ticking = asyncio.create_task(tick())
         scope = {"type": "http", "method": "POST", "headers": [(b"content-type", MULTIPART.encode())]}
-        await read_form(Request(scope, receive), UploadFolder(tmp_path), CAPS, MIB)
+        await read_form(Request(scope, receive), UploadFolder(tmp_path), CAPS, MIB, lambda more: None)
         ticking.cancel()
 
     asyncio.run(both())

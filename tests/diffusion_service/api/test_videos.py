@@ -254,10 +254,10 @@ def test_a_caller_that_goes_while_the_job_is_kept_leaves_it_whole(tmp_path: Path
         kept = asyncio.Event()
         add = served.store.add
 
-        async def slow(*arguments: object) -> object:
+        async def slow(*arguments: object, **named: object) -> object:
             kept.set()
             await asyncio.sleep(0.05)
-            return await add(*arguments)  # type: ignore[arg-type]
+            return await add(*arguments, **named)  # type: ignore[arg-type]
 
         served.store.add = slow  # type: ignore[method-assign, assignment]
         posting = asyncio.create_task(served.post(GOOD, [part(cases / "ref1.png")]))

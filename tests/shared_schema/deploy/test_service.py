@@ -52,3 +52,28 @@ def test_webhooks_are_off_until_a_file_names_hosts_and_a_secret(tmp_path: Path) 
     assert (given.hosts, given.secret_file) == ((AllowedHost(host="hooks.test"),), Path("/run/secrets/hook"))
     with pytest.raises(DeployError, match="hosts needs secret_file"):
         service(tmp_path, "webhook: {hosts: [hooks.test]}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cors_origins: [studio.example.com]",
+        "cors_origins: ['https://studio.example.com/']",
+        "root_path: h3",
+        "root_path: /h3/",
+        "root_path: /",
+        "jobs_per_key: 0",
+        "requests_per_minute: 0",
+        "min_free_bytes: -1",
+    ],
+)
+def test_what_means_nothing_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DeployError, match=text.partition(":")[0]):
+        service(tmp_path, text)
+
+
+def test_who_may_call_is_read_as_it_is_written(tmp_path: Path) -> None:
+    text = "cors_origins: ['https://a.test:8443', '*']\n  root_path: /a/b\n  trusted_proxies: [10.0.0.0/8]"
+    given = service(tmp_path, text)
+    assert (given.cors_origins, given.root_path) == (("https://a.test:8443", "*"), "/a/b")
+    assert given.trusted_proxies == ("10.0.0.0/8",)
