@@ -30,6 +30,9 @@ from diffusion_service.health import ServiceHealth
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.runner import JobRunner
+from diffusion_service.jobs.shelves.folder import FolderShelf
+from diffusion_service.jobs.shelves.objects import ObjectShelf
+from diffusion_service.jobs.shelves.shelf import Shelf
 from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.jobs.workshop import RunnerRules
 from diffusion_service.keys import KeyRing
@@ -81,7 +84,7 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
         logger.info("task type auto serves %s", ", ".join(sorted(tasks_served(partitions))))
     checkpoint = _checkpoint(settings.model, settings.deployment, partitions)
     hold_signals()
-    artifacts = Artifacts(settings.state_dir)
+    artifacts = Artifacts(settings.state_dir, _shelf(settings))
     service = settings.deployment.service
     slab = Slab.create(service.slab_folder, service.slab_bytes, f"diffusion-{listener.getsockname()[1]}")
     try:
@@ -127,6 +130,19 @@ def _receiver(settings: DiffusionSettings, slab: Slab, listener: socket.socket) 
     return NixlReceiver.start(slab, f"{socket.gethostname()}:{listener.getsockname()[1]}", options)
 
 
+def _shelf(settings: DiffusionSettings) -> Shelf | None:
+    """Where inputs and clips of shared jobs lie; None: in the state folder."""
+    storage = settings.deployment.service.storage
+    if storage.url is None:
+        return None
+    if storage.folder is None:
+        return ObjectShelf(storage.url, storage.options, settings.state_dir / "parts")
+    try:
+        return FolderShelf(storage.folder, shared=True)
+    except OSError as error:
+        raise DeployError(f"service.storage.url: {storage.folder} cannot be written: {error.strerror}") from error
+
+
 def _check_slab(size: int, limits: CanvasLimits, text_dim: int) -> None:
     need = largest_payload(limits, text_dim) + HEADER_BYTES + PAGE
     if size < need:
@@ -154,7 +170,8 @@ async def _serve(
     accounts = TransportAccounts(registry)
     registry.register(SlabCollector(receiver.kind, lambda: slab.stats))
     feed = JobFeed()
-    store = SqlJobStore(f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}", tell=feed.tell)
+    local = f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}"
+    store = SqlJobStore(settings.database_url or local, tell=feed.tell)
     limits = _limits(settings, checkpoint, tasks)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim, checkpoint.revision)
     cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
@@ -274,6 +291,7 @@ def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozense
         accept_when_not_ready=service.accept_when_not_ready,
         caps=service.media_caps,
         body=BodyCaps(),
+        redirect_s=service.storage.signed_url_s if service.storage.content == "redirect" else None,
         takes_encoder_output=not settings.deployment.diffusion.text_only,
     )
 

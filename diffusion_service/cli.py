@@ -19,6 +19,7 @@ from shared_runtime.command_line import (
     leave_when_told,
     model_of,
     read_command,
+    secret_setting,
     server_arguments,
 )
 from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
@@ -83,10 +84,12 @@ def diffusion_settings(command: Command, deployment: Deployment) -> DiffusionSet
     if Path(state_dir.text).exists() and not Path(state_dir.text).is_dir():
         raise state_dir.wrong("is a folder")
     task_types: tuple[TaskType, ...] = get_args(TaskType)
+    service = deployment.service
     return DiffusionSettings(
         **server_arguments(command, deployment),
         encoder_urls=tuple(dict.fromkeys(http_url(url) for url in command.all("encoder-url"))),
         state_dir=Path(state_dir.text),
+        database_url=secret_setting(service.database, service.database_file, "database"),
         task_type=command.choice("task-type", task_types),
         lora_path=command.text("lora-path"),
     )

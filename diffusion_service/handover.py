@@ -113,6 +113,8 @@ class Handover:
             H3Error: whatever went wrong, its type kept; nothing is left reserved.
         """
         plan, rules = job.plan, self._rules
+        if plan.references or plan.encoder_output is not None:
+            await asyncio.to_thread(self._artifacts.bring_inputs, job.id)
         if plan.encoder_output is not None:
             return await self._land_own(job, watcher, plan.encoder_output)
         request, files = _request(job), self._files(job)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import av
 import numpy as np
@@ -173,13 +173,13 @@ def sound_warnings(waveform: NDArray[np.float32]) -> tuple[str, ...]:
     return (f"{clipped} of {waveform.size} sound samples are past full scale",) if clipped else ()
 
 
-def thumbnail(path: Path) -> bytes:
-    """The first frame of an MP4 as a JPEG.
+def thumbnail(clip: Path | BinaryIO) -> bytes:
+    """The first frame of an MP4, a file or one that is open for reading, as a JPEG.
 
     Raises:
         av.FFmpegError, OSError: the file is not there or holds no video.
     """
-    with av.open(str(path)) as container:
+    with av.open(str(clip) if isinstance(clip, Path) else clip) as container:
         picture = next(container.decode(video=0)).to_image()
     target = io.BytesIO()
     picture.save(target, format="JPEG", quality=90)

@@ -16,10 +16,11 @@ from types import FrameType
 from typing import Literal, NoReturn, TypedDict, TypeVar, get_args
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
 from shared_runtime.gpus import Gpu
 from shared_schema.deploy.load import OwnDevices, load_deployment
 from shared_schema.deploy.model import Deployment, Stage
-from shared_schema.deploy.service import ServiceSettings
 from shared_schema.deploy.settings import LogLevel
 from shared_schema.errors import DeployError
 
@@ -244,6 +245,7 @@ def server_arguments(command: Command, deployment: Deployment) -> ServerArgument
         DeployError: a value is missing or has the wrong form.
     """
     advertised = command.one("advertise-url")
+    service = deployment.service
     levels: tuple[LogLevel, ...] = get_args(LogLevel)
     return ServerArguments(
         model=model_of(command),
@@ -253,7 +255,7 @@ def server_arguments(command: Command, deployment: Deployment) -> ServerArgument
         log_level=command.choice("log-level", levels),
         served_model_name=command.text("served-model-name"),
         advertise_url=None if advertised is None else http_url(advertised),
-        shared_token=_token(deployment.service),
+        shared_token=secret_setting(service.internal_token, service.internal_token_file, "internal_token"),
     )
 
 
@@ -291,17 +293,21 @@ def http_url(given: Given) -> str:
     return given.text.rstrip("/")
 
 
-def _token(service: ServiceSettings) -> str | None:
-    if service.internal_token_file is None:
-        return None if service.internal_token is None else service.internal_token.get_secret_value()
-    file = service.internal_token_file
+def secret_setting(given: SecretStr | None, file: Path | None, key: str) -> str | None:
+    """What the deploy file gives for `service.<key>`, itself or in a file; None: neither.
+
+    Raises:
+        DeployError: the file cannot be read, or is empty.
+    """
+    if file is None:
+        return None if given is None else given.get_secret_value()
     try:
-        token = file.read_text(encoding="utf-8").strip()
+        text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise DeployError(f"service.internal_token_file: cannot be read: {error}") from None
-    if not token:
-        raise DeployError(f"service.internal_token_file: {file} is empty: write a random token into it")
-    return token
+        raise DeployError(f"service.{key}_file: cannot be read: {error}") from None
+    if not text:
+        raise DeployError(f"service.{key}_file: {file} is empty: write {key} into it")
+    return text
 
 
 def is_loopback(host: str) -> bool:

@@ -23,8 +23,9 @@
     |  |- LayoutInvalid, RowsMismatch, BadRoles, NotFinite, WrongRequest,
     |  `- ChecksumMismatch, LeaseExpired
     |- TransportError        a landing could not be reserved or written
-    |  `- SlabFull             no room now: the push waits
-    |     `- ReceiverBusy        room is not what is missing: nothing need be given up for it
+    |  |- SlabFull             no room now: the push waits
+    |  |  `- ReceiverBusy        room is not what is missing: nothing need be given up for it
+    |  `- StorageUnavailable   the store of inputs and clips does not answer
     |- OutboundError         a URL of the caller's could not be used
     |  |- OutboundRefused      this server does not dial it: scheme, host or address
     |  `- OutboundFailed       nobody answered there, or not in time, or not as it should
@@ -370,6 +371,13 @@ class OutboundFailed(OutboundError):
     """Nobody answered there, or not in time, or not as it should."""
 
     default_code = "outbound_failed"
+
+
+class StorageUnavailable(TransportError):
+    """The store of inputs and clips does not answer, or refuses."""
+
+    default_code = "storage_unavailable"
+    retry_after_s = 5.0
 
 
 class RankError(H3Error):

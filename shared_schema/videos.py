@@ -11,6 +11,8 @@ from shared_schema.encode import UsedReference
 from shared_schema.tasks import FPS, MAX_SIGMA_POINTS, MIN_SIGMA_POINTS, Task
 
 VideoStatus = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
+MAX_OUTPUTS = 10
+"""Clips of one job."""
 Phase = Literal["queued", "encoding", "transferring", "denoising", "decoding", "muxing"]
 
 
@@ -319,7 +321,7 @@ class CreateVideo(CallerShape):
     audio_flow_shift: Shift | None = None
     seed: Seed | None = None
     """-1 draws one."""
-    num_outputs_per_prompt: Annotated[Whole, Field(ge=1, le=10)] | None = None
+    num_outputs_per_prompt: Annotated[Whole, Field(ge=1, le=MAX_OUTPUTS)] | None = None
     start_time_seconds: Start | None = None
     """For every video and audio reference that says nothing itself."""
     lora: JsonValue = None

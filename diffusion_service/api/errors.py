@@ -22,6 +22,7 @@ from shared_schema.errors import (
     NotFound,
     NotImplementedYet,
     RequestError,
+    StorageUnavailable,
     StoreUnavailable,
     Unauthorized,
 )
@@ -114,7 +115,7 @@ def _response_to(error: Exception, request_id: str) -> Response:
     match error:
         case RequestError():
             return error_response(error)
-        case StoreUnavailable():
+        case StoreUnavailable() | StorageUnavailable():
             _LOG.warning("request %s: %s", request_id, error.__cause__ or error)
             return error_response(error)
         case ClientDisconnect():

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from diffusion_service.api.deps import ApiDeps, HealthSource
 from diffusion_service.api.schema import NOT_READY
-from shared_schema.errors import StoreUnavailable
+from shared_schema.errors import StorageUnavailable, StoreUnavailable
 from shared_schema.health import Health
 
 _LOG = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ async def _api(deps: ApiDeps) -> Health:
     try:
         await deps.store.get("")
         await run_in_threadpool(deps.artifacts.check)
-    except (StoreUnavailable, OSError) as error:
+    except (StoreUnavailable, StorageUnavailable, OSError) as error:
         _LOG.warning("store or disk does not work: %s", error)
         return Health(status="unhealthy", reason="the store or the state folder does not work")
     return Health(status="healthy")

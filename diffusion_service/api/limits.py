@@ -54,5 +54,7 @@ class ServerLimits:
     body: BodyCaps = field(default_factory=BodyCaps)
     takes_encoder_output: bool = True
     """Not in the text-only split: there a payload holds no media, and the ranks encode those of the request."""
+    redirect_s: float | None = None
+    """Clips in an object store are answered with a URL that is good for that long; None: read through."""
     poll_after_ms: int = 1000
     """Asked of clients that poll a job."""

@@ -19,6 +19,7 @@ CLIP: Answers = {200: {"description": "The MP4.", "content": {"video/mp4": BINAR
 CONTENT: Answers = {
     200: {"description": "The MP4, or a picture of it.", "content": {"video/mp4": BINARY, "image/jpeg": BINARY}},
     206: {"description": "The part of the MP4 that `Range` asked for.", "content": {"video/mp4": BINARY}},
+    307: {"description": "Where the MP4 can be read, on a server that is set so."},
 }
 
 EVENTS: Answers = {

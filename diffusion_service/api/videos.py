@@ -6,10 +6,10 @@ from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
+from diffusion_service.api.content import ClipAnswers
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.errors import error_response
 from diffusion_service.api.gate import caller_of, note_job
@@ -20,7 +20,6 @@ from diffusion_service.api.sse import LAST_EVENT_ID
 from diffusion_service.api.streams import EventStreams
 from diffusion_service.jobs.job import Job, JobFailure
 from diffusion_service.jobs.store import Order
-from diffusion_service.mux import thumbnail
 from shared_schema.errors import JOB_HTTP_STATUS, H3Error, InvalidRequest, JobFailed, NotFound, NotImplementedYet
 from shared_schema.videos import Video, VideoDeleted, VideoList
 
@@ -76,6 +75,7 @@ class _Routes:
         self._deps = deps
         self._intake = Intake(deps)
         self._streams = EventStreams(deps.store, deps.feed)
+        self._clips = ClipAnswers(deps.artifacts, deps.limits.redirect_s)
 
     async def create(self, request: Request) -> Response:
         """Queue a clip."""
@@ -92,7 +92,7 @@ class _Routes:
             return _sync_error(JobFailed(f"video {job.id} is not ready yet; it goes on", code="timeout"), job.id)
         if ended.status != "completed":
             return _sync_error(_failure(ended), job.id)
-        return await self._file(ended, _sync_headers(ended))
+        return await self._clips.clip(request, ended, 0, _sync_headers(ended))
 
     async def list_(self, request: Request) -> Response:
         """A page of jobs, newest first unless asked otherwise."""
@@ -138,12 +138,8 @@ class _Routes:
         if job.status != "completed":
             raise NotFound(f"video {job.id} is {job.status}; its content can be read once it is completed")
         if variant == "video":
-            return await self._file(job, {}, index)
-        try:
-            picture = await run_in_threadpool(thumbnail, self._deps.artifacts.clip(job.id, index))
-        except FileNotFoundError as error:
-            raise _content_gone(job) from error
-        return Response(picture, media_type="image/jpeg")
+            return await self._clips.clip(request, job, index, {})
+        return await self._clips.picture(job, index)
 
     async def _job(self, request: Request) -> Job:
         video_id = request.path_params["video_id"]
@@ -164,14 +160,6 @@ class _Routes:
         video = await self._video(job)
         headers = {"openai-poll-after-ms": str(self._deps.limits.poll_after_ms)}
         return JSONResponse(video.model_dump(mode="json"), headers=headers)
-
-    async def _file(self, job: Job, headers: dict[str, str], index: int = 0) -> Response:
-        path = self._deps.artifacts.clip(job.id, index)
-        try:
-            facts = await run_in_threadpool(path.stat)
-        except FileNotFoundError as error:
-            raise _content_gone(job) from error
-        return FileResponse(path, media_type="video/mp4", filename=path.name, stat_result=facts, headers=headers)
 
     async def _until_ended(self, request: Request, job_id: str, *, cancel: bool) -> Job | None:
         """The ended job, or None past the time limit. A caller that leaves cancels the job if it may."""
@@ -241,7 +229,3 @@ def _sync_headers(job: Job) -> dict[str, str]:
         "X-Stage-Durations": json.dumps(video.stage_durations),
         "X-Peak-Memory-MB": f"{video.peak_memory_mb or 0.0:.1f}",
     }
-
-
-def _content_gone(job: Job) -> NotFound:
-    return NotFound(f"the content of video {job.id} is gone")

@@ -1,24 +1,30 @@
-"""Where uploads, inputs and clips lie on disk. Runs in the diffusion API process, in its worker threads.
+"""Where uploads, inputs and clips lie. Runs in the diffusion API process, in its worker threads.
 
     uploads/<random>/        a request's files while it is being read and checked
-    inputs/<job id>/         the same folder once its job exists, until the job ends
+    inputs/<job id>/         the same files once its job exists, until the job ends
     parts/<job id>.mp4       a clip that is being written
     clips/<job id>.mp4       a clip that can be read
 
-A job with several outputs has one file for each: the first as above, the others <job id>_<index>.mp4.
-
-Everything moves by rename inside one file system, so a file is whole where it is found.
+Uploads and parts are this service's own, in its state folder. Inputs and clips lie on a shelf (`jobs/shelves/`): in the
+same folder, or where several services reach them.
 """
 
 import fcntl
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from diffusion_service.jobs.shelves.folder import FolderShelf
+from diffusion_service.jobs.shelves.shelf import Shelf, StoredClip, clip_name
 from shared_schema.errors import DeployError
+from shared_schema.videos import MAX_OUTPUTS
+
+SHARED_STRAY_S = 3600.0
+"""On a shelf that others use, what no job owns may be on its way to one until it is this old."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +43,21 @@ class UploadFolder:
 
 
 class Artifacts:
-    """The state folder of one diffusion service. All calls block; ids are the store's, never the caller's.
+    """The state folder of one diffusion service, and the shelf. All calls block; ids are the store's.
+
+    What touches the shelf may raise `StorageUnavailable`.
 
     Raises (when built):
         DeployError: the folder cannot be written, or another process uses it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, shelf: Shelf | None = None) -> None:
         self._root = root
-        self._folders = [root / name for name in ("uploads", "inputs", "parts", "clips")]
-        self._uploads, self._inputs, self._parts, self._clips = self._folders
+        self._uploads, self._parts = root / "uploads", root / "parts"
         try:
-            for folder in self._folders:
+            for folder in (self._uploads, self._parts):
                 folder.mkdir(parents=True, exist_ok=True)
+            self._shelf = shelf or FolderShelf(root, shared=False)
             self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise DeployError(f"--state-dir {root} cannot be written: {error.strerror}") from error
@@ -71,36 +79,46 @@ class Artifacts:
 
     def claim(self, upload: UploadFolder, job_id: str) -> None:
         """Make the upload the inputs of that job."""
-        upload.path.rename(self._inputs / job_id)
+        self._shelf.keep_inputs(job_id, upload.path)
+
+    def bring_inputs(self, job_id: str) -> None:
+        """Have a job's inputs on this machine before they are read, whoever accepted them."""
+        self._shelf.bring_inputs(job_id)
 
     def input(self, job_id: str, file: str) -> Path:
-        """One file of a job's inputs."""
-        return self._inputs / job_id / file
+        """One file of a job's inputs, once they were brought."""
+        return self._shelf.input(job_id, file)
 
     def drop_inputs(self, job_id: str) -> None:
         """Remove a job's inputs, if it has some."""
-        shutil.rmtree(self._inputs / job_id, ignore_errors=True)
+        self._shelf.drop_inputs(job_id)
 
     def part(self, job_id: str, index: int = 0) -> Path:
         """Where a job's clip is written."""
-        return self._parts / _name(job_id, index)
+        return self._parts / clip_name(job_id, index)
 
-    def clip(self, job_id: str, index: int = 0) -> Path:
-        """Where a job's clip is read."""
-        return self._clips / _name(job_id, index)
+    def clip(self, job_id: str, index: int = 0) -> Path | StoredClip:
+        """A job's clip, in a folder or elsewhere.
+
+        Raises:
+            FileNotFoundError: it is gone; for a path, reading it may say so.
+        """
+        return self._shelf.clip(clip_name(job_id, index))
 
     def publish(self, job_id: str, count: int = 1) -> None:
         """All `count` parts are whole: they become the clips."""
         for index in range(count):
-            self.part(job_id, index).rename(self.clip(job_id, index))
+            self._shelf.keep_clip(clip_name(job_id, index), self.part(job_id, index))
 
     def drop_part(self, job_id: str) -> None:
-        """Remove half-written clips, if there are some."""
-        _drop(self._parts, job_id)
+        """This service does not work on the job any more: half-written clips go, and copies of its inputs."""
+        self._shelf.forget_inputs(job_id)
+        for index in range(MAX_OUTPUTS):
+            self.part(job_id, index).unlink(missing_ok=True)
 
     def drop_clips(self, job_id: str) -> None:
         """Remove clips that were published, if there are some."""
-        _drop(self._clips, job_id)
+        self._shelf.drop_clips(job_id)
 
     def remove(self, job_id: str) -> None:
         """Remove everything that belongs to a job."""
@@ -108,41 +126,35 @@ class Artifacts:
         self.drop_part(job_id)
         self.drop_clips(job_id)
 
-    def sweep(self, known: Collection[str], unfinished: Collection[str]) -> int:
-        """At start: remove uploads, parts, inputs of jobs that are not `unfinished`, and clips of jobs not `known`.
+    def sweep(self, completed: Collection[str], unfinished: Collection[str]) -> int:
+        """At start: remove uploads, parts, inputs of jobs that are not `unfinished`, clips of jobs not `completed`.
 
-        Returns how many were removed.
+        A service that was killed after it published a clip, and before it wrote that down, has left one of the last.
+
+        Returns how many uploads and parts, and inputs and clips of jobs, were removed.
         """
-        orphans = [*self._uploads.iterdir(), *self._parts.iterdir()]
-        orphans += [path for path in self._inputs.iterdir() if path.name not in unfinished]
-        orphans += [path for path in self._clips.iterdir() if _job_of(path) not in known]
-        for path in orphans:
+        own = [*self._uploads.iterdir(), *self._parts.iterdir()]
+        for path in own:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        return len(orphans)
+        until = time.time() - (SHARED_STRAY_S if self._shelf.shared else 0.0)
+        inputs = {each.job_id for each in self._shelf.inputs() if each.modified <= until} - {*unfinished}
+        clips = {each.job_id for each in self._shelf.clips() if each.modified <= until} - {*completed}
+        for job_id in inputs:
+            self._shelf.drop_inputs(job_id)
+        for job_id in clips:
+            self._shelf.drop_clips(job_id)
+        return len(own) + len(inputs) + len(clips)
 
     def check(self) -> None:
-        """Prove that the folder takes a file.
+        """Prove that folder and shelf can be used.
 
         Raises:
-            OSError: it does not.
+            OSError: they cannot.
         """
         probe = self._uploads / f".check-{secrets.token_hex(8)}"
         probe.write_bytes(b"\0")
         probe.unlink()
-
-
-def _name(job_id: str, index: int) -> str:
-    return f"{job_id}.mp4" if index == 0 else f"{job_id}_{index}.mp4"
-
-
-def _job_of(clip: Path) -> str:
-    """`video_<32 hex>` of `video_<32 hex>_3.mp4`."""
-    return "_".join(clip.stem.split("_")[:2])
-
-
-def _drop(folder: Path, job_id: str) -> None:
-    for path in (folder / _name(job_id, 0), *folder.glob(f"{job_id}_*.mp4")):
-        path.unlink(missing_ok=True)
+        self._shelf.check()

@@ -96,10 +96,6 @@ class MemoryJobStore:
         queued = (each for each in self._by_age() if each.status == "queued")
         return sum((-each.priority, each.sequence) < (-job.priority, job.sequence) for each in queued)
 
-    async def next_queued(self, skip: Collection[str] = ()) -> Job | None:
-        """See `JobStore.next_queued`."""
-        return next((job for job in self._queue() if job.id not in skip), None)
-
     async def waiting(self) -> list[Waiting]:
         """See `JobStore.waiting`."""
         unowned = (job for job in self._queue() if job.owner is None)

@@ -104,9 +104,6 @@ class JobStore(Protocol):
     async def queued_ahead(self, job: Job) -> int:
         """How many queued jobs have a higher priority, or the same one and are older."""
 
-    async def next_queued(self, skip: Collection[str] = ()) -> Job | None:
-        """The first queued job whose id is not in `skip`."""
-
     async def waiting(self) -> list[Waiting]:
         """Queued jobs that nobody owns, in order."""
 

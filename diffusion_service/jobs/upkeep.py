@@ -73,7 +73,7 @@ class Upkeep:
             if job.status == "in_progress" and job.owner is None:
                 await self._orphaned(await store.change(job.id, self._orphaning))
         unfinished = {job.id for job in await store.unfinished()}
-        removed = await asyncio.to_thread(artifacts.sweep, await store.ids(), unfinished)
+        removed = await asyncio.to_thread(artifacts.sweep, await store.ids("completed"), unfinished)
         if removed:
             logger.info("removed %d leftovers of jobs that are over", removed)
 

@@ -2,6 +2,7 @@
 
 from shared_schema.deploy.merge import Path
 from shared_schema.deploy.model import Deployment, DiffusionStage, EncoderStage, ParallelConfig
+from shared_schema.deploy.service import ServiceSettings
 
 TEXT_HEADS, TEXT_KV_HEADS, DIT_HEADS = 64, 8, 56
 """Attention heads of the released model."""
@@ -33,8 +34,21 @@ def check_deployment(deployment: Deployment, *, one_host_numbering: bool = True)
     _check_precision(encoder, diffusion)
     if one_host_numbering and deployment.distributed_executor_backend == "mp":
         _check_overlap(encoder, diffusion)
-    if deployment.service.internal_token is not None and deployment.service.internal_token_file is not None:
+    _check_service(deployment.service)
+
+
+def _check_service(service: ServiceSettings) -> None:
+    if service.internal_token is not None and service.internal_token_file is not None:
         raise Broken(("service", "internal_token_file"), "stands beside internal_token: give one of them")
+    if service.database is not None and service.database_file is not None:
+        raise Broken(("service", "database_file"), "stands beside database: give one of them")
+    shared = service.database is not None or service.database_file is not None
+    if shared and service.storage.url is None:
+        why = "is needed beside database: a folder or store that all services of the queue reach"
+        raise Broken(("service", "storage", "url"), why)
+    if service.storage.url is not None and not shared:
+        why = "goes with database: without one the jobs are this service's alone, and lie in its state folder"
+        raise Broken(("service", "storage", "url"), why)
 
 
 def _check_edge(deployment: Deployment) -> None:

@@ -2,13 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, model_validator
 
 from shared_schema.deploy.values import Settings
 from shared_schema.tasks import MediaCaps
 
+_ORIGIN = r"^(\*|https?://[a-z0-9._:\[\]-]+)$"
+_ROOT_PATH = r"^(/[A-Za-z0-9._~-]+)*$"
+_SECRET = re.compile("key|secret|token|password", re.IGNORECASE)
 _NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _IPV6 = re.compile(r"[0-9a-f:.]*:[0-9a-f:.]*")
 
@@ -56,13 +59,47 @@ class WebhookSettings(Settings):
         return self
 
 
-_ORIGIN = r"^(\*|https?://[a-z0-9._:\[\]-]+)$"
-_ROOT_PATH = r"^(/[A-Za-z0-9._~-]+)*$"
+class StorageSettings(Settings):
+    """Where inputs and clips lie when several services share the jobs."""
+
+    url: str | None = None
+    """A folder that all services mount, or a URL of fsspec such as s3://bucket/prefix. None: the state folder."""
+    options: dict[str, object] = Field(default={})
+    """For fsspec's file system of that URL, such as `endpoint_url`. Credentials come from where its client finds them
+    by itself, as AWS_ACCESS_KEY_ID or a role of the machine."""
+    content: Literal["stream", "redirect"] = "stream"
+    """A clip in an object store is read through this service, or answered with a 307 to a signed URL."""
+    signed_url_s: PositiveFloat = 3600
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the URL is, if it is one."""
+        if self.url is None:
+            return None
+        path = self.url.removeprefix("file://")
+        return Path(path) if path.startswith("/") else None
+
+    @model_validator(mode="after")
+    def _holds_no_secret(self) -> Self:
+        secrets = {name for name in self.options if _SECRET.search(name)}
+        if secrets:
+            raise ValueError(f"options: {', '.join(sorted(secrets))} does not belong here: use the client's own ways")
+        if self.url is not None and self.folder is None and "://" not in self.url:
+            raise ValueError("url is an absolute path, or a URL such as s3://bucket/prefix")
+        if self.content == "redirect" and (self.url is None or self.folder is not None):
+            raise ValueError("content: redirect needs a url of an object store")
+        return self
 
 
 class ServiceSettings(Settings):
     """What a service does around its rank group. Times in seconds, sizes in bytes, unless the name says otherwise."""
 
+    database: SecretStr | None = None
+    """postgresql://user:password@host/name: several diffusion services share its jobs. None: SQLite in the state
+    folder."""
+    database_file: Path | None = None
+    """Instead of `database`: a file that holds it."""
+    storage: StorageSettings = StorageSettings()
     queue_limit: PositiveInt = 1000
     """Queued jobs; the next POST is a 429."""
     look_ahead: NonNegativeInt = 2

@@ -50,6 +50,8 @@ class DiffusionSettings(ServerSettings):
     encoder_urls: tuple[str, ...]
     """Without a trailing slash; least busy first."""
     state_dir: Path
+    database_url: str | None = field(repr=False)
+    """Of the PostgreSQL database of the jobs. None: SQLite in the state folder."""
     task_type: TaskType
     lora_path: str | None
 

@@ -55,13 +55,6 @@ def queued_ahead(connection: Connection, job: Job) -> int:
     return connection.execute(query).scalar_one()
 
 
-def next_queued(connection: Connection, skip: tuple[str, ...]) -> Job | None:
-    """See `JobStore.next_queued`."""
-    query = select(JOBS).where(JOBS.c.status == "queued", JOBS.c.id.not_in(skip)).order_by(*IN_ORDER).limit(1)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else job_of(row)
-
-
 def waiting(connection: Connection) -> list[Waiting]:
     """See `JobStore.waiting`."""
     columns = (JOBS.c.id, JOBS.c.sequence, JOBS.c.priority, JOBS.c.key)

@@ -75,10 +75,6 @@ class SqlJobStore:
         """See `JobStore.queued_ahead`."""
         return await self._run(reads.queued_ahead, job)
 
-    async def next_queued(self, skip: Collection[str] = ()) -> Job | None:
-        """See `JobStore.next_queued`."""
-        return await self._run(reads.next_queued, tuple(skip))
-
     async def waiting(self) -> list[Waiting]:
         """See `JobStore.waiting`."""
         return await self._run(reads.waiting)

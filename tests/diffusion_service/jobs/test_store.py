@@ -134,15 +134,12 @@ def test_pages_follow_the_sequence_in_both_orders(check: Callable[[Check], None]
     check(body)
 
 
-def test_the_queue_is_by_age_and_skips_what_it_is_told(check: Callable[[Check], None]) -> None:
+def test_what_is_unfinished_or_expired_is_found(check: Callable[[Check], None]) -> None:
     async def body(store: JobStore) -> None:
         jobs = [await store.add(new_job(n), limit=10) for n in (1, 2, 3)]
-        assert await store.next_queued() == jobs[0]
-        assert await store.next_queued({jobs[0].id}) == jobs[1]
         assert await store.queued_ahead(jobs[2]) == 2
         running = await store.change(jobs[0].id, lambda j: j.start(2000.0))
         done = await store.change(jobs[1].id, lambda j: j.cancel(2000.0, retention_s=10.0))
-        assert await store.next_queued() == jobs[2]
         assert await store.queued_ahead(jobs[2]) == 0
         assert await store.unfinished() == [running, jobs[2]]
         assert await store.expired(2009.0) == []

@@ -241,3 +241,28 @@ def test_tp_and_patch_with_one_rank_are_legal() -> None:
     assert roles.text_encoder is not None
     assert roles.video_vae is not None
     assert (roles.text_encoder.parallel_mode, roles.video_vae.parallel_mode) == ("tp", "patch")
+
+
+@pytest.mark.parametrize(
+    ("service", "why"),
+    [
+        ("database: a, database_file: b", "service.database_file: stands beside database"),
+        ("database: a", "service.storage.url: is needed beside database"),
+        ("storage: {url: /shared}", "service.storage.url: goes with database"),
+        ("database: a, storage: {url: shared}", "is an absolute path, or a URL"),
+        ("database: a, storage: {url: /shared, content: redirect}", "redirect needs a url of an object store"),
+        ("database: a, storage: {url: 's3://b', options: {secret: x}}", "options: secret does not belong here"),
+    ],
+)
+def test_a_shared_queue_needs_a_shared_store(tmp_path: Path, service: str, why: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"base_config: tiny\nservice: {{{service}}}\n", encoding="utf-8")
+    assert why in refusal(str(file))
+
+
+@pytest.mark.parametrize("url", ["/shared", "file:///shared", "s3://bucket/prefix"])
+def test_a_shared_store_is_a_folder_or_a_url(tmp_path: Path, url: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"base_config: tiny\nservice: {{database: a, storage: {{url: '{url}'}}}}\n", encoding="utf-8")
+    storage = load_deployment(str(file)).service.storage
+    assert storage.folder == (None if url.startswith("s3") else Path("/shared"))
