@@ -18,6 +18,9 @@ from shared_schema.errors import LeaseExpired, TransportError
 IDLE_PEER_S = 600.0
 """A receiver that nothing was sent to for this long is forgotten; the next push connects anew."""
 _MAX_POLL_S = 0.002
+_STALL_S, _SLOWEST = 10.0, 50e6
+"""A write may take ten seconds, and one more for every so many bytes: one receiver that does not move is not to keep
+the encoder from all others for a whole lease."""
 
 
 @dataclass
@@ -48,7 +51,7 @@ class NixlSender:
         poll_s: float = POLL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limit_s` is the most that one write may take, also within its lease; `poll_s` is between two looks at it."""
+        """`limit_s` is the most that one write may take within its lease, `poll_s` is between two looks at it."""
         self._agent = agent
         self._limit_s = limit_s
         self._poll_s = poll_s
@@ -79,14 +82,14 @@ class NixlSender:
         """Write the payload's bytes into its landing. `checksum` is the payload's where it has been made already.
 
         Raises:
-            LeaseExpired: the landing's lease ended before the last byte was there; the receiver uses nothing of it.
+            LeaseExpired: the lease or the write's own limit ended before the last byte was there: nothing is used.
             TransportError: the receiver cannot be reached or has gone, or the landing is no landing of this payload.
         """
         return self.push_bytes(landing, payload.data[: payload.manifest.nbytes], checksum=checksum)
 
     def push_bytes(self, landing: NixlLanding, data: memoryview, *, checksum: str | None = None) -> PushReceipt:
         """Write any bytes into a landing of just their length. Errors as `push`."""
-        deadline = self._clock() + min(landing.seconds_left, self._limit_s or landing.seconds_left)
+        deadline = self._clock() + min(landing.seconds_left, self._limit_s or _STALL_S + landing.length / _SLOWEST)
         if data.nbytes != landing.length:
             raise TransportError(f"a landing of {landing.length} bytes was given for {data.nbytes} bytes")
         known = checksum or checksum_of(data)
@@ -112,7 +115,9 @@ class NixlSender:
         while write.state == "under way":
             if self._clock() >= deadline:
                 self._stuck.append(_Stuck(landing.agent, write, data))
-                raise LeaseExpired(f"the write into landing {landing.generation} did not end within its lease")
+                raise LeaseExpired(
+                    f"the write into landing {landing.generation} did not end in time: its lease is given up"
+                )
             time.sleep(pause)
             pause = min(pause * 1.5, max(_MAX_POLL_S, self._poll_s))
         if write.state == "broken":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from shared_runtime.transport import nixl_sender
 from shared_runtime.transport.files import sweep
 from shared_runtime.transport.nixl_receiver import NixlReceiver
 from shared_runtime.transport.nixl_sender import NixlSender
@@ -19,6 +20,7 @@ from shared_runtime.transport.slab import Slab
 from shared_schema.deploy.model import NixlExtra
 from shared_schema.encode import NixlLanding, ShmLanding
 from shared_schema.errors import LeaseExpired, TransportError
+from tests.end_to_end.processes import resident_mib
 from tests.shared_runtime.transport.over_nixl import LATEST_S, MIB, arrives, receiving, reserved, wait_until
 from tests.shared_runtime.transport.processes import Child, child, pattern, wait_until_stopped
 
@@ -152,6 +154,43 @@ def test_a_receiver_that_is_stopped_in_the_middle_costs_one_lease(both: tuple[Ni
             assert settled(receiver, slab)
             assert not Path(f"/proc/{pid}").exists()
         assert completes(receiver, sender)
+
+
+def test_a_receiver_that_does_not_move_keeps_the_sender_from_others_for_seconds_and_no_lease(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_sender, "_STALL_S", 1.0)
+    sender = NixlSender.start(NixlExtra())
+    with receiving(folder, MIB) as (receiver, slab):
+        assert receiver.agent_pid is not None
+        os.kill(receiver.agent_pid, signal.SIGSTOP)
+        landing = reserved(receiver, 1000, lease_s=600.0)
+        begun = time.monotonic()
+        with pytest.raises(LeaseExpired, match="did not end in time"):
+            sender.push_bytes(receiver.for_sender(landing), memoryview(bytes(1000)))
+        assert time.monotonic() - begun < 2.0 + 2.0 * busy()
+        receiver.release(landing)
+        assert settled(receiver, slab)
+        assert arrives(receiver, sender, b"next")
+    sender.close()
+
+
+def test_twenty_agents_later_threads_files_and_memory_are_as_before(folder: Path) -> None:  # case 54
+    sender, held = NixlSender.start(NixlExtra()), []
+    with receiving(folder, MIB) as (receiver, slab):
+        for _ in range(20):
+            assert arrives(receiver, sender, b"first")
+            lost = reserved(receiver, 1000)
+            receiver.for_sender(lost)
+            receiver.release(lost)
+            assert settled(receiver, slab)
+            held.append((len(os.listdir("/proc/self/fd")), threading.active_count(), resident_mib(os.getpid())))
+        assert sender.stuck == 0
+    files, running, mib = zip(*held, strict=True)
+    assert max(files[5:]) <= max(files[:5]), files
+    assert max(running) == min(running), running
+    assert mib[-1] - mib[4] < 4, mib
+    sender.close()
 
 
 def busy() -> float:

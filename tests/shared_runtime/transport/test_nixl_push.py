@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from shared_schema.deploy.model import NixlExtra
 from shared_schema.encode import NixlLanding, PushRequest, ShmLanding
 from shared_schema.encoder_output import EncoderOutput
 from shared_schema.errors import ChecksumMismatch, LeaseExpired, ReceiverBusy, TransportError, WrongRequest
+from tests.end_to_end.processes import resident_mib
 from tests.payloads import GOLDEN_REF2VA, SMALL_REF2VA, payload_of
 from tests.shared_runtime.transport.over_nixl import MIB, ONE, TWO, arrives, receiving, reserved, wait_until
 
@@ -264,12 +264,6 @@ def keep_expiring_and_filling(receiver: NixlReceiver, slab: Slab, stop: threadin
     own.close()
 
 
-def resident(pid: int) -> int:
-    """KiB of memory that a process has, shared pages left out."""
-    fields = dict(line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(fields["RssAnon"].split()[0])
-
-
 def counts(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -288,9 +282,9 @@ def test_10_000_transfers_leave_memory_threads_and_files_as_they_were(
     push(1000)
     child = receiver.agent_pid
     assert child is not None
-    before = {pid: (resident(pid), counts(pid)) for pid in (os.getpid(), child)}
+    before = {pid: (resident_mib(pid), counts(pid)) for pid in (os.getpid(), child)}
     push(9000)
     assert receiver.agent_pid == child
-    for pid, (kib, held) in before.items():
+    for pid, (mib, held) in before.items():
         assert counts(pid) == held
-        assert resident(pid) - kib < 4096, pid
+        assert resident_mib(pid) - mib < 4, pid
