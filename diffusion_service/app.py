@@ -177,7 +177,7 @@ async def _serve(
     cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
     registry.register(CacheCollector(lambda: cache.stats))
     handover = Handover(encoders, receiver, sender, artifacts, service.lease_s, rules, cache, accounts)
-    runner = JobRunner(store, artifacts, handover, engine, _runner_rules(service), feed)
+    runner = JobRunner(store, artifacts, handover, engine, _runner_rules(deployment), feed)
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
     outbound = PinnedClient(service.media_hosts)
     disk = DiskGuard(settings.state_dir, service.min_free_bytes)
@@ -224,13 +224,16 @@ def _encoders(settings: DiffusionSettings, receiver: Receiver[ShmLanding], expec
     return Encoders([EncoderLink(client, receiver, expected, service.lease_s) for client in clients])
 
 
-def _runner_rules(service: ServiceSettings) -> RunnerRules:
+def _runner_rules(deployment: Deployment) -> RunnerRules:
+    service = deployment.service
     return RunnerRules(
         retention_s=service.retention_hours * 3600,
         look_ahead=service.look_ahead,
         running_per_key=service.running_per_key,
         job_timeout_s=service.job_timeout_s,
         lease_s=service.job_lease_s,
+        encoder_ranks=deployment.encoder.world_size,
+        diffusion_ranks=deployment.diffusion.world_size,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from diffusion_service.engine import Engine
 from diffusion_service.handover import Handover
 from diffusion_service.jobs.artifacts import Artifacts
+from diffusion_service.jobs.audit import log_end
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.progress import Pace
 from diffusion_service.jobs.store import JobStore, Transit
@@ -34,6 +35,9 @@ class RunnerRules:
     job_timeout_s: float
     lease_s: float
     """Without a renewal, other services take this one's jobs after so long."""
+    encoder_ranks: int
+    diffusion_ranks: int
+    """What the seconds of a stage are multiplied by in the audit line of a job."""
 
 
 @dataclass
@@ -69,11 +73,12 @@ class Workshop:
             self.pace = self.pace.learned(job.plan, job.stage_durations, whole_s)
 
     async def ended(self, job: Job) -> None:
-        """A job is final: its inputs and half-written clips go, and whole ones too unless it completed."""
+        """A job is final: its inputs and half-written clips go, whole ones too unless it completed; the audit hears."""
         await asyncio.to_thread(self.artifacts.drop_inputs, job.id)
         await asyncio.to_thread(self.artifacts.drop_part, job.id)
         if job.status != "completed":
             await asyncio.to_thread(self.artifacts.drop_clips, job.id)
+        log_end(job, encoder_ranks=self.rules.encoder_ranks, diffusion_ranks=self.rules.diffusion_ranks)
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:

@@ -27,7 +27,15 @@ EXECUTION = Execution(
 
 Scenario = Callable[["Stage"], Awaitable[None]]
 
-RULES = RunnerRules(retention_s=60, look_ahead=1, running_per_key=None, job_timeout_s=60, lease_s=30)
+RULES = RunnerRules(
+    retention_s=60,
+    look_ahead=1,
+    running_per_key=None,
+    job_timeout_s=60,
+    lease_s=30,
+    encoder_ranks=2,
+    diffusion_ranks=4,
+)
 
 
 @dataclass
