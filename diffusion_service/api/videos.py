@@ -30,6 +30,9 @@ def videos_router(deps: ApiDeps) -> APIRouter:
     """Every route under `/v1/videos`; the fixed names stand before the ids."""
     routes = _Routes(deps)
     router = APIRouter(prefix="/v1/videos", tags=["videos"])
+    one, part = {"parameters": [VIDEO_ID]}, {"parameters": [VIDEO_ID, *PART]}
+    # First, because it is asked most; no other GET has this form.
+    router.add_api_route("/{video_id}", routes.get, methods=["GET"], response_model=Video, openapi_extra=one)
     body = {"requestBody": create_body(), "parameters": REPEAT}
     router.add_api_route("", routes.create, methods=["POST"], response_model=Video, openapi_extra=body)
     router.add_api_route(
@@ -41,8 +44,6 @@ def videos_router(deps: ApiDeps) -> APIRouter:
     for path in ("/edits", "/extensions", "/characters", "/{video_id}/remix"):
         router.add_api_route(path, _not_implemented, methods=["POST"], include_in_schema=False)
     router.add_api_route("/characters/{name}", _not_implemented, methods=["GET", "DELETE"], include_in_schema=False)
-    one, part = {"parameters": [VIDEO_ID]}, {"parameters": [VIDEO_ID, *PART]}
-    router.add_api_route("/{video_id}", routes.get, methods=["GET"], response_model=Video, openapi_extra=one)
     router.add_api_route(
         "/{video_id}", routes.delete, methods=["DELETE"], response_model=VideoDeleted, openapi_extra=one
     )
