@@ -62,13 +62,24 @@ def straightness(points: Sequence[tuple[float, float]]) -> float:
     return 0.0 if math.isnan(found) else found
 
 
+def changes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Only the points at which progress had moved."""
+    moved = [points[0]]
+    for time_s, progress in points:
+        if progress != moved[-1][1]:
+            moved.append((round(time_s, 3), progress))
+    return moved
+
+
 def measure(client: httpx.Client, media: Path, repeat: int, steps: int | None = None) -> dict[str, object]:
     """REQ-T and REQ-R, each after its warm-up; `steps` sigma points in place of the requests' own four."""
     figures: dict[str, object] = {"limit": CORRELATION}
     medians = []
     for request in (REQ_T, REQ_R):
         clip = request if steps is None else replace(request, num_inference_steps=steps)
-        runs = [watch(client, clip, media) for _ in range(WARM_UP + repeat)][WARM_UP:]
+        # Another prompt each time: a conditioning that is kept would leave out the encoding.
+        clips = [replace(clip, prompt=f"{clip.prompt}, take {take}") for take in range(WARM_UP + repeat)]
+        runs = [watch(client, each, media) for each in clips][WARM_UP:]
         found = [straightness(points) for points in runs]
         medians.append(median(found))
         figures[clip.name] = {
@@ -76,6 +87,7 @@ def measure(client: httpx.Client, media: Path, repeat: int, steps: int | None = 
             "correlation_min": round(min(found), 4),
             "correlation_all": [round(value, 4) for value in found],
             "job_s": round(median(points[-1][0] for points in runs), 3),
+            "curve_of_the_worst_s_percent": changes(min(runs, key=straightness)),
             "values_seen": round(median(len({progress for _, progress in points}) for points in runs)),
         }
         print(f"  {clip.name}: r {medians[-1]:.3f} (least {min(found):.3f})", flush=True)
