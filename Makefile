@@ -31,6 +31,7 @@ export OMP_NUM_THREADS ?= 1
 # Of `make crash` and `make fuzz`; without a seed they draw one and say it.
 MINUTES ?= 10
 SEED ?=
+DATABASE ?=
 FUZZ_SECONDS ?= 600
 
 .PHONY: help requirements setup demo serve test faults crash fuzz check
@@ -40,7 +41,7 @@ help:
 	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK=)"
 	@echo "make test    run the tests (TESTS=tests/shared_schema for a part)"
 	@echo "make faults  kill and stop every process of a pair in every phase (.ci/run faults: a part of it)"
-	@echo "make crash   200 jobs while processes are killed at random for MINUTES=10 (SEED=)"
+	@echo "make crash   200 jobs while processes are killed at random for MINUTES=10 (SEED= DATABASE=postgres)"
 	@echo "make fuzz    random requests to both services for FUZZ_SECONDS=600 each (SEED=)"
 	@echo "make check   lint, formatting, types, import contracts, architecture"
 
@@ -88,7 +89,7 @@ faults:
 	FAULT_MATRIX=whole $(BIN)/python -m pytest tests/faults
 
 crash:
-	$(BIN)/python -m tests.faults.crash --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.faults.crash --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(DATABASE),--database $(DATABASE))
 
 fuzz:
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(if $(SEED),--seed $(SEED))

@@ -19,6 +19,8 @@ STATED = {"worker_died", "encoder_unavailable", "transfer_failed", "timeout"}
 GROWN_API_MIB, GROWN_RANK_MIB = 64.0, 160.0
 """How much more than after the quiet run a process may hold."""
 GROWN_FILES = 24
+SHARED = "shared"
+"""Folder in the pair's root where several diffusion services keep files."""
 
 
 def digest_of(video: dict[str, object]) -> Digest:
@@ -106,6 +108,7 @@ def held_files(fleet: Fleet) -> list[str]:
     expected = range(len(fleet.serving), len(fleet.diffusions) + 1)
     found = [] if len(slabs) in expected else [f"{len(slabs)} slabs: {slabs}"]
     found += [f"temporary file {path}" for path in fleet.pair.temporary_files()]
+    found += [f"file {path}" for path in (fleet.pair.root / SHARED).glob("inputs/**/*") if path.is_file()]
     return found + fleet.pair.unfinished_files()
 
 
@@ -115,6 +118,7 @@ def check_removal(witness: Witness, fleet: Fleet, client: httpx.Client) -> None:
         answer = client.delete(f"/v1/videos/{job}")
         if answer.status_code != 200:
             witness.complain(f"DELETE of {job}: {answer.status_code}, {answer.text}")
-    left = [*listed(client), *fleet.pair.root.glob("s*/**/video_*")]
+    left = [*listed(client), *fleet.pair.state.rglob("video_*")]
+    left += [str(path) for path in (fleet.pair.root / SHARED).rglob("video_*")]
     if left:
         witness.complain(f"left after everything was deleted: {left}")

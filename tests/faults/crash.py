@@ -27,7 +27,7 @@ from shared_runtime.tiny import tiny_checkpoint
 from tests.cases.make_cases import shared_cases
 from tests.end_to_end.clips import FilePart, form
 from tests.end_to_end.pair import make_pair
-from tests.faults.aftermath import Digest, check_jobs, check_leaks, check_removal, digest_of, held_files
+from tests.faults.aftermath import SHARED, Digest, check_jobs, check_leaks, check_removal, digest_of, held_files
 from tests.faults.fleet import Fleet, fleet_of
 from tests.faults.storm import REQUESTS, Order, Storm, draw
 from tests.faults.witness import Witness
@@ -215,7 +215,7 @@ def crash(
 
     With the URL of an empty PostgreSQL `database` there are two diffusion services and one folder of files for both.
     """
-    shared = {} if database is None else {"database": database, "storage": {"url": str(root / "shared")}}
+    shared = {} if database is None else {"database": database, "storage": {"url": str(root / SHARED)}}
     pair = make_pair(root, str(tiny_checkpoint()), {**LIMITS, **shared}, base=base)
     fleet = fleet_of(pair, others=0 if database is None else 1)
     try:

@@ -1,4 +1,4 @@
-"""The short form of `make crash`: a minute of kills at random; see `tests.faults.crash`."""
+"""The short form of `make crash`: a minute of kills at random, on SQLite and on PostgreSQL; see `tests.faults.crash`."""
 
 import secrets
 from pathlib import Path
@@ -16,4 +16,14 @@ def test_every_job_ends_whatever_is_killed(tmp_path: Path, cases: Path) -> None:
     # case 40
     storm = draw(secrets.randbelow(2**31), STORM_S, JOBS, EVERY_S)
     outcome = crash(tmp_path, cases, storm)
+    assert outcome.witness.wrong == [], outcome.witness.report()
+
+
+@pytest.mark.timeout(900)
+def test_a_second_service_takes_over_what_one_that_is_gone_for_good_had(
+    tmp_path: Path, cases: Path, postgres_url: str
+) -> None:
+    # cases 22 and 40
+    storm = draw(secrets.randbelow(2**31), STORM_S, JOBS, EVERY_S)
+    outcome = crash(tmp_path, cases, storm, database=postgres_url)
     assert outcome.witness.wrong == [], outcome.witness.report()
