@@ -1,4 +1,4 @@
-"""The short form of `make crash`: a minute of kills at random, on SQLite and on PostgreSQL; see `tests.faults.crash`."""
+"""The short forms of `make crash`: a minute of kills at random; see `tests.faults.crash`."""
 
 import secrets
 from pathlib import Path
