@@ -39,6 +39,7 @@ class Bench:
         self._vae = load_video_vae(folder, "decoder", device.torch_device, dummy=True)
         self._repeats: int = arguments.repeats
         self._frames: int = arguments.frames
+        self._precisions: list[Precision] = [*arguments.also, "fp16"]
         self._stock_clips: int = arguments.stock_clips
         height, width = map(int, arguments.size.split("x"))
         latent_frames = (self._frames - 5) // 17 * 5 + 2
@@ -55,7 +56,7 @@ class Bench:
         self.figures |= {"clips": len(clips), "stock_clips": self._stock_clips}
         for precision in STOCK:
             self._stock(precision, clips)
-        for precision in ("tf32", "fp16"):
+        for precision in self._precisions:
             self._ours(precision, self._chunks(precision), clips)
         compile_blocks(self._vae.decoder.transformer_blocks)
         compiled = self._chunks("fp16")
@@ -118,6 +119,7 @@ def main() -> None:
     parser.add_argument("--size", default="768x1344")
     parser.add_argument("--frames", type=int, default=124)
     parser.add_argument("--stock-clips", type=int, default=1)
+    parser.add_argument("--also", action="append", default=[], choices=STOCK, help="ours in this precision too")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="the tiny model: only to see that all of this runs")
     parser.add_argument("--json", type=Path)
