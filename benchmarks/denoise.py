@@ -25,8 +25,15 @@ from benchmarks.figures import provenance, write_json
 from benchmarks.kernels import kernel_times
 from benchmarks.released import write_released
 from diffusion_service.model.adaln import Modulation
-from diffusion_service.model.attention import attend_with, choose, use_attention
-from diffusion_service.model.compile import compile_blocks, fuse_qkv
+from diffusion_service.model.attention import (
+    attend_with,
+    choose,
+    join_qkv,
+    norm_and_rotate,
+    norm_and_rotate_in_one_pass,
+    use_attention,
+)
+from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Denoising, Dit, Moment, Rows
 from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.weights import load_transformer
@@ -116,8 +123,8 @@ class Bench:
         self.figures: dict[str, dict[str, Any]] = {case.name: {"rows": case.rows} for case in cases}
         self._outputs: dict[str, dict[str, Outputs]] = {case.name: {} for case in cases}
 
-    def run(self, exact: frozenset[str], profiled: frozenset[str]) -> None:
-        """Stock, FP32 where it is asked for, ours eager, ours compiled, kernel by kernel where it is asked for."""
+    def run(self, exact: frozenset[str], profiled: frozenset[str], *, eager: bool) -> None:
+        """Stock, FP32 where it is asked for, ours `eager` too, ours compiled, its kernels where they are asked for."""
         config = self._model.config
         inputs = {case.name: case.inputs(config, self._device.torch_device) for case in self._cases}
         for name, given in inputs.items():
@@ -125,11 +132,11 @@ class Bench:
             if name in exact:
                 self._outputs[name]["fp32"] = self._fp32(given)
         dit = self._ours()
-        for name, given in inputs.items():
-            self._measure(name, "eager", self._step(dit, given, name))
+        for name, given in inputs.items() if eager else ():
+            self._measure(name, "eager", self._step(dit, given))
         compile_blocks(dit.transformer.transformer_blocks)
         for name, given in inputs.items():
-            step = self._step(dit, given, None)
+            step = self._step(dit, given)
             self._measure(name, "compiled", step)
             if name in profiled:
                 self.figures[name]["kernels"] = kernel_times(step)
@@ -150,9 +157,10 @@ class Bench:
         first = next(self._model.transformer_blocks.parameters())
         backend = choose(None, first.device, first.dtype)
         before = self._device.memory()
-        use_attention(self._model, attend_with(backend))
+        attend = attend_with(backend)
+        use_attention(self._model, attend)
         seconds = self._device.seconds(self._take_modulation, 1, warm_ups=0)
-        fuse_qkv(self._model)
+        join_qkv(self._model, attend, norm_and_rotate_in_one_pass() if self._device.is_gpu else norm_and_rotate)
         for figures in self.figures.values():
             figures |= {"attention": backend, "memory_before": before, "adaln_to_host_s": round(seconds[0], 2)}
         return Dit(self._model, self._modulation)
@@ -160,7 +168,7 @@ class Bench:
     def _take_modulation(self) -> None:
         self._modulation = Modulation(self._model, on_host=self._device.is_gpu)
 
-    def _step(self, dit: Dit, given: dict[str, torch.Tensor], name: str | None) -> Any:
+    def _step(self, dit: Dit, given: dict[str, torch.Tensor]) -> Any:
         rows = Rows.from_layout(given)
         schedule = [Moment(given["timestep"], given["timestep_indices"])] * 4
         prepared: list[Denoising] = []
@@ -169,8 +177,7 @@ class Bench:
             prepared[:] = [dit.begin(given["encoder_hidden_states"], rows, schedule)]
 
         first, later = self._device.first_and_then(begin, 1)
-        if name is not None:
-            self.figures[name] |= {"begin_s": round(first, 4), "begin_same_schedule_s": round(later[0], 4)}
+        print(f"begin: {first:.4f} s, with the same schedule {later[0]:.4f} s", flush=True)
         return lambda: prepared[0].step(0, given["hidden_states"], given["audio_hidden_states"])
 
     def _measure(self, name: str, how: str, work: Any) -> None:
@@ -184,9 +191,10 @@ class Bench:
 
     def _conclude(self, case: Case, config: Any) -> None:
         figures, outputs = self.figures[case.name], self._outputs[case.name]
-        for how in ("eager", "compiled"):
+        measured = [how for how in ("stock", "eager", "compiled") if how in figures]
+        for how in measured[1:]:
             figures[f"{how}_of_stock"] = round(figures[how]["s"] / figures["stock"]["s"], 4)
-        for how in ("stock", "eager", "compiled"):
+        for how in measured:
             figures[how]["of_limit"] = round(case.flop(config) / MATMUL_LIMIT / figures[how]["s"], 4)
             for other in ("stock", "fp32"):
                 if other in outputs and other != how:
@@ -207,7 +215,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
                 write_released(folder, layers)
             ours = [case for case in dict.fromkeys(cases) if case.layers == layers]
             run = Bench(device, folder, ours, arguments.repeats)
-            run.run(frozenset(arguments.exact), frozenset(arguments.profile))
+            run.run(frozenset(arguments.exact), frozenset(arguments.profile), eager=arguments.eager)
         figures |= run.figures
         del run
         gc.collect()
@@ -221,6 +229,7 @@ def main() -> None:
     parser.add_argument("--exact", action="append", default=[], metavar="HxWxF:L", help="also compared with FP32")
     parser.add_argument("--profile", action="append", default=[], metavar="HxWxF:L", help="time of every kernel")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--eager", action="store_true", help="ours without a compiler too")
     parser.add_argument("--tiny", action="store_true", help="the tiny model: only to see that all of this runs")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

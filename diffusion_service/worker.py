@@ -17,8 +17,14 @@ from diffusion_service.commands import (
     PayloadTaken,
 )
 from diffusion_service.model.adaln import Modulation
-from diffusion_service.model.attention import attend_with, choose, use_attention
-from diffusion_service.model.compile import compile_blocks, fuse_qkv
+from diffusion_service.model.attention import (
+    attend_with,
+    choose,
+    join_qkv,
+    norm_and_rotate_in_one_pass,
+    use_attention,
+)
+from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Dit
 from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
 from diffusion_service.parallel.ulysses import shard_sequence
@@ -180,7 +186,7 @@ def _fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, c
     alone = comm.device.type == "cuda" and comm.world_size == 1
     modulation = Modulation(transformer, on_host=alone)
     if alone:
-        fuse_qkv(transformer)
+        join_qkv(transformer, attend, norm_and_rotate_in_one_pass())
     if alone and not stage.enforce_eager:
         compile_blocks(transformer.transformer_blocks)
     return Dit(transformer, modulation)

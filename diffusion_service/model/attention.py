@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Attention, _apply_rotary_emb
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from shared_schema.deploy.model import AttentionBackend
 from shared_schema.errors import DeployError
@@ -24,6 +25,15 @@ logger = logging.getLogger(__name__)
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Query, key, value `(1, rows, heads, dim)` to the same; rows and heads of all three agree."""
+
+Angles = tuple[torch.Tensor, torch.Tensor]
+"""Cosine and sine of every row, `(rows, turned channels)`."""
+NormAndRotate = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, float],
+    tuple[torch.Tensor, torch.Tensor],
+]
+"""The joined projection's output `(1, rows, 3 x heads x dim)`, the norms' weights, cosine, sine, heads and epsilon to
+queries and keys `(1, rows, heads, dim)`."""
 
 HOPPER = (9, 0)
 _FA3_MODULE = "fa3_fwd_interface"
@@ -109,21 +119,47 @@ class DitAttention:
         self,
         attn: MiniMaxH3Attention,
         hidden_states: torch.Tensor,
-        rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+        rotary_emb: Angles | None = None,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`(1, rows, hidden)` to the same; `rotary_emb` is of these rows, or None in the refiner."""
         assert attention_mask is None
-        if attn.fused_projections:
-            parts = attn.to_qkv(hidden_states).chunk(3, dim=-1)
-        else:
-            parts = tuple(project(hidden_states) for project in (attn.to_q, attn.to_k, attn.to_v))
-        query, key, value = (each.unflatten(-1, (attn.heads, -1)) for each in parts)
+        query, key, value = (
+            project(hidden_states).unflatten(-1, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v)
+        )
         query, key = attn.norm_q(query), attn.norm_k(key)
         if rotary_emb is not None:
             query, key = _apply_rotary_emb(query, *rotary_emb), _apply_rotary_emb(key, *rotary_emb)
-        joined = self._attend(query, key, value).flatten(2, 3)
-        return attn.to_out[1](attn.to_out[0](joined))  # type: ignore[no-any-return]
+        return _leave(attn, self._attend(query, key, value))
+
+
+class JoinedAttention:
+    """The same over one product for query, key and value, and one pass for norm and rotation."""
+
+    def __init__(self, attend: Attend, norm_and_rotate: NormAndRotate) -> None:
+        self._attend = attend
+        self._norm_and_rotate = norm_and_rotate
+
+    def __call__(
+        self,
+        attn: MiniMaxH3Attention,
+        hidden_states: torch.Tensor,
+        rotary_emb: Angles,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`(1, rows, hidden)` to the same; `rotary_emb` is of these rows."""
+        assert attention_mask is None
+        qkv = attn.to_qkv(hidden_states)
+        query, key = self._norm_and_rotate(
+            qkv, attn.norm_q.weight, attn.norm_k.weight, *rotary_emb, attn.heads, attn.norm_q.eps
+        )
+        value = qkv.chunk(3, dim=-1)[2].unflatten(-1, (attn.heads, -1))
+        return _leave(attn, self._attend(query, key, value))
+
+
+def _leave(attn: MiniMaxH3Attention, product: torch.Tensor) -> torch.Tensor:
+    joined: torch.Tensor = attn.to_out[1](attn.to_out[0](product.flatten(2, 3)))
+    return joined
 
 
 def use_attention(transformer: Any, attend: Attend) -> None:
@@ -131,3 +167,45 @@ def use_attention(transformer: Any, attend: Attend) -> None:
     for module in transformer.modules():
         if isinstance(module, MiniMaxH3Attention):
             module.set_processor(DitAttention(attend))
+
+
+def join_qkv(transformer: Any, attend: Attend, norm_and_rotate: NormAndRotate) -> None:
+    """Make query, key and value of every block one product; the three weights become one and go."""
+    for block in transformer.transformer_blocks:
+        attention = block.attn
+        attention.to_qkv = _joined(attention.to_q, attention.to_k, attention.to_v)
+        attention.fused_projections = True
+        attention.set_processor(JoinedAttention(attend, norm_and_rotate))
+        del attention.to_q, attention.to_k, attention.to_v
+
+
+def _joined(*linears: nn.Linear) -> nn.Linear:
+    """One linear whose output is theirs, one after another; they have no bias."""
+    assert all(each.bias is None for each in linears)
+    weight = torch.cat([each.weight for each in linears])
+    joined = nn.Linear(linears[0].in_features, len(weight), bias=False, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    return joined
+
+
+def norm_and_rotate(
+    qkv: torch.Tensor,
+    query_weight: torch.Tensor,
+    key_weight: torch.Tensor,
+    cosine: torch.Tensor,
+    sine: torch.Tensor,
+    heads: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A `NormAndRotate` in diffusers' own steps."""
+    query, key, _ = qkv.view(*qkv.shape[:2], 3, heads, -1).unbind(2)
+    return (
+        _apply_rotary_emb(rms_norm(query, query_weight.shape, query_weight, eps), cosine, sine),
+        _apply_rotary_emb(rms_norm(key, key_weight.shape, key_weight, eps), cosine, sine),
+    )
+
+
+def norm_and_rotate_in_one_pass() -> NormAndRotate:
+    """The `NormAndRotate` for NVIDIA GPUs."""
+    kernel: NormAndRotate = import_module("diffusion_service.model.qk_kernel").norm_and_rotate
+    return kernel

@@ -8,8 +8,8 @@ from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Transf
 from torch._dynamo.testing import CompileCounter
 
 from diffusion_service.model.adaln import GivenTable, Modulation
-from diffusion_service.model.attention import attend_with, use_attention
-from diffusion_service.model.compile import compile_blocks, fuse_qkv
+from diffusion_service.model.attention import attend_with, join_qkv, norm_and_rotate, use_attention
+from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Dit, Moment, Rows
 from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.weights import load_transformer, weight_bytes
@@ -83,7 +83,7 @@ def test_one_product_for_query_key_and_value_makes_the_same(transformer: Any) ->
         wanted = transformer(**given, return_dict=False)[0]
     dit = fitted(transformer)
     before = weight_bytes(transformer)
-    fuse_qkv(transformer)
+    join_qkv(transformer, attend_with("TORCH_SDPA"), norm_and_rotate)
     assert weight_bytes(transformer) == before
     assert torch.allclose(step(dit, given)[0], wanted, atol=1e-5)
 
