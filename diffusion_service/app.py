@@ -34,11 +34,14 @@ from diffusion_service.jobs.shelves.folder import FolderShelf
 from diffusion_service.jobs.shelves.objects import ObjectShelf
 from diffusion_service.jobs.shelves.shelf import Shelf
 from diffusion_service.jobs.sql.store import SqlJobStore
+from diffusion_service.jobs.store import JobStore
 from diffusion_service.jobs.workshop import RunnerRules
 from diffusion_service.keys import KeyRing
 from diffusion_service.life import ServiceLife
 from diffusion_service.metrics import CacheCollector
 from diffusion_service.outbound import PinnedClient
+from diffusion_service.signature import Signer
+from diffusion_service.webhooks import Webhooks
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
@@ -56,7 +59,7 @@ from shared_runtime.transport.sizing import largest_payload
 from shared_runtime.transport.slab import PAGE, Slab
 from shared_schema.deploy.layout import layout_of
 from shared_schema.deploy.model import Deployment
-from shared_schema.deploy.service import ServiceSettings
+from shared_schema.deploy.service import ServiceSettings, WebhookSettings
 from shared_schema.deploy.settings import DiffusionSettings, Partition, TaskType, partitions_for, tasks_served
 from shared_schema.encode import ShmLanding
 from shared_schema.errors import DeployError
@@ -183,7 +186,9 @@ async def _serve(
     disk = DiskGuard(settings.state_dir, service.min_free_bytes)
     fetcher, tokens = _fetcher(service, outbound, disk), encoders.count_tokens
     deps = ApiDeps(store, artifacts, runner, limits, health, tokens, time.time, feed, disk, info, fetcher, registry)
-    life = ServiceLife(group, encoders, store, runner, feed, health, service.drain_s)
+    hooks = PinnedClient(service.webhook.hosts)
+    webhooks = _webhooks(service.webhook, store, hooks)
+    life = ServiceLife(group, encoders, store, runner, feed, webhooks, health, service.drain_s)
 
     async def ready() -> None:
         facts = group.facts
@@ -199,9 +204,18 @@ async def _serve(
         raise DeployError(str(broken.exceptions[0])) from broken
     finally:
         sender.close()
+        await hooks.close()
         await encoders.close()
         await outbound.close()
         await store.close()
+
+
+def _webhooks(settings: WebhookSettings, store: JobStore, client: PinnedClient) -> Webhooks | None:
+    """What tells the end of jobs; None where the deploy file allows no host."""
+    if settings.secret_file is None or not settings.hosts:
+        return None
+    signer = Signer.read(settings.secret_file)
+    return Webhooks(store, client.post, signer, timeout_s=settings.timeout_s, attempts=settings.attempts)
 
 
 def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task], slab: Path) -> ProcessGroup:
@@ -295,6 +309,7 @@ def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozense
         caps=service.media_caps,
         body=BodyCaps(),
         redirect_s=service.storage.signed_url_s if service.storage.content == "redirect" else None,
+        webhook_hosts=service.webhook.hosts,
         takes_encoder_output=not settings.deployment.diffusion.text_only,
     )
 

@@ -9,6 +9,7 @@ from diffusion_service.health import ServiceHealth
 from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.store import JobStore
+from diffusion_service.webhooks import Webhooks
 from shared_runtime.ranks.group import ProcessGroup
 
 
@@ -21,6 +22,8 @@ class ServiceLife:
     store: JobStore
     runner: JobRunner
     feed: JobFeed
+    webhooks: Webhooks | None
+    """None where no host may be told."""
     health: ServiceHealth
     drain_s: float
 
@@ -32,6 +35,8 @@ class ServiceLife:
             parts.create_task(self.encoders.watch())
             if self.store.shared:
                 parts.create_task(self.feed.follow(self.store))
+            if self.webhooks is not None:
+                parts.create_task(self.webhooks.run())
 
     async def drain(self) -> None:
         """Take no new job, let the one that is made finish if it can in time, and let go of all who wait."""

@@ -56,6 +56,20 @@ class Execution(PublicShape):
     load_format: str
 
 
+class VideoWebhook(PublicShape):
+    """How far the end of a job has been told. Times are Unix seconds."""
+
+    url: str
+    state: Literal["pending", "delivered", "failed"]
+    attempts: int
+    next_attempt_at: int | None
+    """None while the job goes on, and once the delivery has ended."""
+    last_status: int | None
+    """HTTP status of the receiver's last answer."""
+    last_error: str | None
+    delivered_at: int | None
+
+
 class Video(PublicShape):
     """A job as the public API shows it; a superset of the OpenAI SDK's `Video`."""
 
@@ -89,6 +103,7 @@ class Video(PublicShape):
     num_outputs: int = 1
     lora: str | None = None
     conditioning_cache: str | None = None
+    webhook: VideoWebhook | None = None
     stage_durations: dict[str, float] = {}
     """Seconds by stage."""
     metrics: dict[str, float] = {}
@@ -330,7 +345,8 @@ class CreateVideo(CallerShape):
     user: Annotated[Text, Field(max_length=512)] | None = None
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = None
     """Higher goes first; 0 where absent."""
-    webhook_url: JsonValue = None
+    webhook_url: Annotated[Text, Field(max_length=2048)] | None = None
+    """Where the end of the job is told."""
     extra_params: Annotated[ExtraParams, BeforeValidator(_object)] | None = None
 
     guidance_scale: Guidance | None = None

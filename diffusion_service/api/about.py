@@ -115,6 +115,7 @@ def describe(limits: ServerLimits) -> dict[str, object]:
         },
         "max_image_pixels": caps.image_pixels,
         "queue_limit": limits.queue_limit,
+        "webhooks": bool(limits.webhook_hosts),
         "sync_timeout_seconds": limits.sync_timeout_s,
         "retention_seconds": limits.retention_s,
     }

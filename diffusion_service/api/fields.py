@@ -146,7 +146,6 @@ def _refuse_not_served(name: str, param: str) -> None:
 def _check_served(create: CreateVideo) -> None:
     asked = {
         "lora": create.lora is not None,
-        "webhook_url": create.webhook_url is not None,
         "quality": create.quality == "high",
         "audio_mode": create.audio_mode == "lock_source",
     }

@@ -13,12 +13,14 @@ from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.fields import Fields, read_fields
 from diffusion_service.api.forms import ENCODER_OUTPUT, read_form
 from diffusion_service.api.gate import caller_of, note_job
+from diffusion_service.api.hooks import read_webhook
 from diffusion_service.api.plan import check_model, check_prompt, plan_payload, plan_video
 from diffusion_service.api.references import inspect, payload_kinds, read_payload
 from diffusion_service.api.repeats import identify, read_key
 from diffusion_service.jobs.artifacts import UploadFolder
 from diffusion_service.jobs.idempotency import Idempotency
 from diffusion_service.jobs.job import Job, VideoPlan
+from diffusion_service.jobs.webhook import Webhook
 from diffusion_service.keys import Caller
 from shared_schema.errors import InvalidRequest, NotReady, NotServed
 from shared_schema.tasks import MAX_PROMPT_TOKENS
@@ -42,6 +44,7 @@ class _Asked:
 
     plan: VideoPlan
     priority: int
+    webhook: Webhook | None
     claim: Idempotency
 
 
@@ -87,12 +90,13 @@ class Intake:
             raise NotServed(f"encoder_output is not taken: {why}", param=ENCODER_OUTPUT)
         check_model(fields.create, limits)
         check_prompt(fields.create, optional=fields.encoder_output is not None)
+        webhook = read_webhook(fields.create.webhook_url, limits)
         claim = identify(request.headers, fields)
         await self._check_tokens(fields.create.prompt or "")
         if self._deps.fetcher is not None:
             fields = await self._deps.fetcher.fetch(fields, upload, limits)
         plan = await run_sync(self._check_media, fields, limiter=self._limiter)
-        return _Asked(plan, fields.create.priority or 0, claim)
+        return _Asked(plan, fields.create.priority or 0, webhook, claim)
 
     def _check_media(self, fields: Fields) -> VideoPlan:
         limits, drawn = self._deps.limits, secrets.randbelow(2**32)
@@ -129,6 +133,7 @@ class Intake:
             plan=asked.plan,
             priority=asked.priority,
             key=caller.name,
+            webhook=asked.webhook,
             created_at=deps.clock(),
         )
         await run_in_threadpool(deps.artifacts.claim, upload, job.id)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from shared_schema.deploy.service import AllowedHost
 from shared_schema.tasks import CanvasLimits, MediaCaps, ReferenceLimits, Task
 
 MIB = 2**20
@@ -52,6 +53,8 @@ class ServerLimits:
     references: ReferenceLimits = field(default_factory=ReferenceLimits)
     caps: MediaCaps = field(default_factory=MediaCaps)
     body: BodyCaps = field(default_factory=BodyCaps)
+    webhook_hosts: tuple[AllowedHost, ...] = ()
+    """Hosts that a `webhook_url` may name; none: webhooks are off."""
     takes_encoder_output: bool = True
     """Not in the text-only split: there a payload holds no media, and the ranks encode those of the request."""
     redirect_s: float | None = None

@@ -17,7 +17,7 @@ from diffusion_service.jobs.webhook import Webhook
 from shared_schema.encode import ReferenceKind, UsedReference
 from shared_schema.errors import H3Error, JobErrorCode
 from shared_schema.tasks import FPS, Canvas, Task
-from shared_schema.videos import Execution, Phase, Video, VideoError, VideoOutput, VideoStatus
+from shared_schema.videos import Execution, Phase, Video, VideoError, VideoOutput, VideoStatus, VideoWebhook
 
 MAX_ATTEMPTS = 2
 RETRIED: frozenset[str] = frozenset({"worker_died", "transfer_failed"})
@@ -298,6 +298,7 @@ class Job(Stored):
             metrics=result.metrics if result and plan.return_stage_metrics else {},
             inference_time_s=_between(self.started_at, self.completed_at) if self.status == "completed" else None,
             file_name=f"{self.id}.mp4" if self.status == "completed" else None,
+            webhook=_public_webhook(self.webhook),
             outputs=outputs,
             execution=result.execution if result else None,
             warnings=result.warnings if result else (),
@@ -313,6 +314,20 @@ def _whole(time: float | None) -> int | None:
 
 def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else round(end - start, 3)
+
+
+def _public_webhook(webhook: Webhook | None) -> VideoWebhook | None:
+    if webhook is None:
+        return None
+    return VideoWebhook(
+        url=webhook.url,
+        state=webhook.state,
+        attempts=webhook.attempts,
+        next_attempt_at=_whole(webhook.due_at),
+        last_status=webhook.last_status,
+        last_error=webhook.last_error,
+        delivered_at=_whole(webhook.delivered_at),
+    )
 
 
 def _public_error(failure: JobFailure | None) -> VideoError | None:
