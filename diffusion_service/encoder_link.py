@@ -107,7 +107,7 @@ class EncoderLink:
         try:
             landing = self._receiver.reserve(nbytes, uuid.uuid4().hex, self._lease_s, time.time())
         except SlabFull as error:
-            raise EncoderAway("the probe waits for room in the slab") from error
+            raise EncoderAway(f"the probe of the transport waits: {error}") from error
         try:
             receipt = await self.client.probe(self._receiver.for_sender(landing), nbytes)
             await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)

@@ -5,6 +5,7 @@ registrations, and every way for a late writer into the slab. That is why the ag
 """
 
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -91,8 +92,8 @@ class AgentProcess:
         Raises:
             DeployError: it cannot; one line that says which step failed and what to change.
         """
-        process, pipe = _run(name, str(slab), poll_s, stderr=None)
-        return cls(name, process, pipe, _wait_started(process, pipe, ""))
+        process, pipe = _run(name, str(slab), poll_s, noise=None)
+        return cls(name, process, pipe, _wait_started(process, pipe, None))
 
     def watch(self, gone: Callable[["AgentProcess"], None]) -> None:
         """Begin to listen to the child, in a thread of its own; `gone` is called once, when it has ended."""
@@ -172,7 +173,7 @@ def probe_nixl() -> None:
         DeployError: one line that says which step failed and what to change.
     """
     with tempfile.TemporaryFile() as noise:
-        process, pipe = _run("probe", "", None, stderr=noise)
+        process, pipe = _run("probe", "", None, noise=noise)
         try:
             _wait_started(process, pipe, noise)
         finally:
@@ -182,19 +183,19 @@ def probe_nixl() -> None:
 
 
 def _run(
-    name: str, slab: str, poll_s: float | None, *, stderr: IO[bytes] | None
+    name: str, slab: str, poll_s: float | None, *, noise: IO[bytes] | None
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-m", _CHILD, str(theirs.fileno()), name, slab, *([str(poll_s)] if poll_s else [])]
-        said = 2 if stderr is None else stderr  # UCX writes to stdout
+        said = 2 if noise is None else noise  # UCX prints to stdout, which is nobody's log
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=stderr, pass_fds=[theirs.fileno()]
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=[theirs.fileno()]
         )
     return process, ours
 
 
-def _wait_started(process: "subprocess.Popen[bytes]", pipe: socket.socket, noise: IO[bytes] | str) -> Started:
+def _wait_started(process: "subprocess.Popen[bytes]", pipe: socket.socket, noise: IO[bytes] | None) -> Started:
     pipe.settimeout(START_S)
     try:
         data = _receive(pipe)
@@ -218,7 +219,7 @@ def _ended(process: "subprocess.Popen[bytes]", pipe: socket.socket, message: str
     process.kill()
     code = process.wait(END_S)
     pipe.close()
-    if code < -1 and code != -9:
+    if code < 0 and code != -signal.SIGKILL:
         message += f" (signal {-code})"
     if doubled:
         message += f"; two UCX are loaded, keep one of them out of LD_PRELOAD and LD_LIBRARY_PATH: {', '.join(doubled)}"
@@ -242,10 +243,10 @@ def two_ucx(pid: int) -> list[str]:
     return found if len(found) > 1 else []
 
 
-def _last_error(noise: IO[bytes] | str) -> str:
-    """UCX says on stderr what the exception does not."""
-    if isinstance(noise, str):
-        return noise
+def _last_error(noise: IO[bytes] | None) -> str:
+    """UCX prints what the exception does not say."""
+    if noise is None:
+        return ""
     noise.seek(0)
     lines = noise.read().decode(errors="replace").splitlines()
     said = [line.split("ERROR", 1)[1].strip() for line in lines if " UCX  ERROR" in line]

@@ -18,7 +18,8 @@ from shared_schema.errors import LeaseExpired, TransportError
 IDLE_PEER_S = 600.0
 """A receiver that nothing was sent to for this long is forgotten; the next push connects anew."""
 _MAX_POLL_S = 0.002
-_STALL_S, _SLOWEST = 10.0, 50e6
+_STALL_S = 10.0
+_SLOWEST = 50e6
 """A write may take ten seconds, and one more for every so many bytes: one receiver that does not move is not to keep
 the encoder from all others for a whole lease."""
 
@@ -115,9 +116,7 @@ class NixlSender:
         while write.state == "under way":
             if self._clock() >= deadline:
                 self._stuck.append(_Stuck(landing.agent, write, data))
-                raise LeaseExpired(
-                    f"the write into landing {landing.generation} did not end in time: its lease is given up"
-                )
+                raise LeaseExpired(f"the write into landing {landing.generation} did not end in time")
             time.sleep(pause)
             pause = min(pause * 1.5, max(_MAX_POLL_S, self._poll_s))
         if write.state == "broken":
