@@ -108,7 +108,9 @@ def _values(entries: list[Entry]) -> dict[str, Json]:
         _refuse_not_served(entry.field, entry.field)
         groups.setdefault(entry.field, []).append((entry.keys, entry.value))
     if "extra_params" in groups:
-        groups["extra_params"] = [part for keys, value in groups["extra_params"] for part in _spread(keys, value)]
+        spread = [part for keys, value in groups.pop("extra_params") for part in _spread(keys, value)]
+        # An empty object has no parts, and says nothing.
+        groups |= {"extra_params": spread} if spread else {}
     values = {field: _without_nulls(nest(group, field)) for field, group in groups.items()}
     extra = values.get("extra_params")
     if isinstance(extra, dict):

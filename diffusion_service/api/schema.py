@@ -22,10 +22,13 @@ CONTENT: Answers = {
     307: {"description": "Where the MP4 can be read, on a server that is set so."},
 }
 
+_STRING = {"type": "string"}
+EVENT = {"type": "object", "required": ["data"], "properties": {"id": _STRING, "event": _STRING, "data": _STRING}}
+"""One of a stream."""
 EVENTS: Answers = {
     200: {
         "description": "A `VideoEvent` as JSON in the data of each event, until the job has ended.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": EVENT}},
     },
     204: {"description": "The event of `Last-Event-ID` was the last one."},
 }

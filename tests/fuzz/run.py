@@ -48,9 +48,10 @@ def emptied(pair: Pair) -> None:
 
 
 def wrong_lines(service: Service) -> list[str]:
-    """Lines of the log that tell of a fault of ours."""
+    """Ends of the log's lines that tell of a fault of ours, each kind once."""
     lines = service.log.read_text(errors="replace").splitlines()
-    return [f"{service.package}: {line[:2000]}" for line in lines if any(mark in line for mark in WRONG_IN_LOG)]
+    ends = dict.fromkeys(line[-1000:] for line in lines if any(mark in line for mark in WRONG_IN_LOG))
+    return [f"{service.package}: {end}" for end in ends]
 
 
 def run(root: Path, seconds: int, seed: int, only: str | None) -> list[str]:

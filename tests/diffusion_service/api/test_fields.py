@@ -75,6 +75,12 @@ def test_a_wrong_value_names_its_field(name: str, value: Value) -> None:
     assert refused((name, value)).param == name
 
 
+@pytest.mark.parametrize("value", ["{}", {}])
+def test_an_empty_object_says_nothing(value: Value) -> None:
+    # An IndexError, and so a 500, until schemathesis sent it.
+    assert fields(("prompt", "x"), ("extra_params", value)).create == fields(("prompt", "x")).create
+
+
 def test_null_means_absent_at_every_depth() -> None:  # case 13
     create = fields(
         ("prompt", "x"),
