@@ -4,7 +4,9 @@
 """
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +30,14 @@ pytestmark = pytest.mark.timeout(400)
 LARGE = 256 * MIB
 SLAB = LARGE + 16 * MIB
 """Room for one large landing at a time: whoever comes next gets the memory of the one before."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """An empty folder under /dev/shm, removed afterwards."""
+    path = Path(tempfile.mkdtemp(prefix="h3test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture
