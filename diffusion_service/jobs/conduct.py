@@ -48,6 +48,7 @@ class Conduct:
         self._stop: Stop | None = None
         self._running = self._ending = False
         self._limit = asyncio.timeout(None)
+        self._limited = True
         self._beginning = asyncio.Lock()
         self._writer: asyncio.Task[None] | None = None
         """Writes progress to the store as fast as the store takes it, the latest first."""
@@ -100,7 +101,10 @@ class Conduct:
             raise asyncio.CancelledError
         try:
             async with self._limit:
-                await self._make()
+                try:
+                    await self._make()
+                finally:
+                    self._limited = False
         except TimeoutError as error:
             if not self._limit.expired():
                 raise
@@ -198,7 +202,8 @@ class Conduct:
             self.begun = True
             workshop, now = self._workshop, self._workshop.clock()
             await workshop.change(self.id, lambda job: job.start(now))
-            self._limit.reschedule(asyncio.get_running_loop().time() + workshop.rules.job_timeout_s)
+            if self._limited:  # else it failed already, and the writer of its progress comes too late
+                self._limit.reschedule(asyncio.get_running_loop().time() + workshop.rules.job_timeout_s)
             ticks = workshop.ticks()
             self.course = Course.begin(workshop.pace, self.job.plan, ticks)
             if self._stage is not None:

@@ -49,7 +49,7 @@ def dial(
     asyncio.run(run())
 
 
-async def fetched(client: PinnedClient, url: str, timeout_s: float = 5) -> bytes:
+async def fetched(client: PinnedClient, url: str, timeout_s: float = 30) -> bytes:
     pieces: list[bytes] = []
     await client.download(url, pieces.append, timeout_s=timeout_s)
     return b"".join(pieces)
@@ -186,7 +186,7 @@ def test_a_host_that_takes_too_long_is_left(path: str) -> None:  # case 25
         begun = asyncio.get_running_loop().time()
         with pytest.raises(OutboundFailed, match=r"more than 0\.3 s"):
             await fetched(client, f"http://store.test:{server.port}{path}", timeout_s=0.3)
-        assert asyncio.get_running_loop().time() - begun < 2
+        assert asyncio.get_running_loop().time() - begun < 15
 
     dial(body)
 
@@ -218,7 +218,7 @@ def test_what_the_writer_raises_ends_the_download() -> None:
             raise ValueError("enough")
 
         with pytest.raises(ValueError, match="enough"):
-            await client.download(f"http://store.test:{server.port}/", full, timeout_s=5)
+            await client.download(f"http://store.test:{server.port}/", full, timeout_s=30)
 
     dial(body)
 
@@ -243,9 +243,9 @@ def test_post_tells_the_status() -> None:
     async def body(client: PinnedClient, server: Listening, _names: Names) -> None:
         server.answers["/hook"] = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         url = f"http://store.test:{server.port}/hook"
-        assert await client.post(url, b"{}", {"content-type": "application/json"}, timeout_s=5) == 202
+        assert await client.post(url, b"{}", {"content-type": "application/json"}, timeout_s=30) == 202
         server.answers["/hook"] = moved("http://store.test/elsewhere")
-        assert await client.post(url, b"{}", {}, timeout_s=5) == 302
+        assert await client.post(url, b"{}", {}, timeout_s=30) == 302
         assert server.connections == 2
 
     dial(body)

@@ -96,6 +96,7 @@ class Around:
     access: Access = field(default_factory=Access)
     min_free_bytes: int = 0
     media_hosts: tuple[AllowedHost, ...] = ()
+    fetch_s: float = 30
 
 
 PLAIN = Around()
@@ -156,7 +157,7 @@ def _build(folder: Path, limits: ServerLimits, around: Around) -> Served:
         feed,
         disk,
         model_info={"load_format": "safetensors"},
-        fetcher=MediaFetcher(PinnedClient(around.media_hosts), around.media_hosts, 1.0, disk.check)
+        fetcher=MediaFetcher(PinnedClient(around.media_hosts), around.media_hosts, around.fetch_s, disk.check)
         if around.media_hosts
         else None,
     )

@@ -158,6 +158,25 @@ def test_a_failure_is_typed_and_not_retried(tmp_path: Path, error: Exception, co
     play(tmp_path, scenario)
 
 
+def test_jobs_that_end_at_once_are_never_lost_between_store_and_runner(tmp_path: Path) -> None:
+    # case 7
+    async def scenario(stage: Stage) -> None:
+        stage.open()
+        stage.handover.errors += [InvalidRequest("bad file")] * 160
+        ids: list[str] = []
+
+        async def add_some() -> None:
+            for _ in range(4):
+                ids.append(await stage.add())
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(add_some() for _ in range(50)))
+        statuses = [(await stage.final(job_id)).status for job_id in ids]
+        assert (len(statuses), statuses.count("failed"), statuses.count("completed")) == (200, 160, 40)
+
+    play(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("error", [RankDied("gone"), ChecksumMismatch("bits"), SlabFull("full")])
 def test_a_dead_rank_or_a_broken_transfer_is_retried_once(tmp_path: Path, error: Exception) -> None:
     async def scenario(stage: Stage) -> None:
