@@ -105,6 +105,7 @@ def test_input_reference_in_every_spelling(pair: Pair, client: OpenAI, cases: Pa
 
 
 def test_a_failed_job_is_an_answer_and_not_an_exception(client: OpenAI, cases: Path) -> None:
+    # case 12
     broken = cases / "vid_broken_middle.mp4"
     extra = {**SHORT, "size": "64x64"}
     video = client.videos.create(prompt="like <Video 1>", input_reference=broken, extra_body=extra)
