@@ -29,14 +29,17 @@ class ServiceLife:
 
     async def supervise(self, ready: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run until cancelled, or until a part of it fails; `ready` is called whenever the ranks have become ready."""
-        async with asyncio.TaskGroup() as parts:
-            parts.create_task(self.group.supervise(ready))
-            parts.create_task(self.runner.run())
-            parts.create_task(self.encoders.watch())
-            if self.store.shared:
-                parts.create_task(self.feed.follow(self.store))
-            if self.webhooks is not None:
-                parts.create_task(self.webhooks.run())
+        try:
+            async with asyncio.TaskGroup() as parts:
+                parts.create_task(self.group.supervise(ready))
+                parts.create_task(self.runner.run())
+                parts.create_task(self.encoders.watch())
+                if self.store.shared:
+                    parts.create_task(self.feed.follow(self.store))
+                if self.webhooks is not None:
+                    parts.create_task(self.webhooks.run())
+        finally:
+            self.feed.close()
 
     async def drain(self) -> None:
         """Take no new job, let the one that is made finish if it can in time, and let go of all who wait."""

@@ -170,9 +170,13 @@ class PinnedClient:
 def _parsed(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
+        # A name in punycode that stands for no name is found only when it is read.
+        named = bool(parsed.host)
     except (httpx.InvalidURL, UnicodeError) as error:
         raise OutboundRefused("this is no URL") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        raise OutboundRefused("a URL has a port from 1 to 65535, or none")
+    if parsed.scheme not in ("http", "https") or not named:
         raise OutboundRefused("a URL begins with http:// or https:// and a host")
     if parsed.userinfo:
         raise OutboundRefused("a URL carries no user name and no password")

@@ -1,6 +1,7 @@
 """Jobs in a dictionary: for tests, and gone with the process. Runs in the diffusion API process."""
 
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -167,8 +168,8 @@ class MemoryJobStore:
 
     async def due_webhooks(self, now: float, hold_s: float, limit: int) -> list[Job]:
         """See `JobStore.due_webhooks`."""
-        due = [kept for kept in self._kept.values() if _is_due(kept.job, now)][:limit]
-        return [self._keep(kept.job, webhook_claimed(kept.job, now, hold_s), kept) for kept in due]
+        due = sorted((kept for kept in self._kept.values() if _due_at(kept.job) <= now), key=lambda k: _due_at(k.job))
+        return [self._keep(kept.job, webhook_claimed(kept.job, now, hold_s), kept) for kept in due[:limit]]
 
     async def close(self) -> None:
         """See `JobStore.close`."""
@@ -201,5 +202,5 @@ class MemoryJobStore:
         return after
 
 
-def _is_due(job: Job, now: float) -> bool:
-    return job.webhook is not None and job.webhook.due_at is not None and job.webhook.due_at <= now
+def _due_at(job: Job) -> float:
+    return math.inf if job.webhook is None or job.webhook.due_at is None else job.webhook.due_at

@@ -150,7 +150,7 @@ class JobStore(Protocol):
         """The jobs that have events with a higher revision than `after`; with None, only what the revision is."""
 
     async def due_webhooks(self, now: float, hold_s: float, limit: int) -> list[Job]:
-        """At most `limit` jobs whose webhook is due, each claimed for `hold_s` so that nobody else delivers it."""
+        """At most `limit` jobs whose webhook is due, the longest due first; nobody else delivers them for `hold_s`."""
 
     async def close(self) -> None:
         """Finish what is being written."""

@@ -112,6 +112,10 @@ def test_a_public_address_is_for_everyone(address: str) -> None:
         "http://2130706433/",
         "http://[::1]/",
         "http://media.test:x/",
+        "http://media.test:99999/",
+        "http://media.test:0/",
+        "http://media.test:-1/",
+        "http://xn--a.cdn.test/",
         "//media.test/",
     ],
 )

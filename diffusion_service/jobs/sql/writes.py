@@ -3,7 +3,7 @@
 Order of locks on PostgreSQL: rows first, the history last; whoever takes the history first skips locked rows.
 """
 
-from sqlalchemy import ColumnElement, delete, insert, select, update
+from sqlalchemy import Column, delete, insert, select, update
 from sqlalchemy.engine import Connection
 
 from diffusion_service.jobs.idempotency import Idempotency, earlier
@@ -101,19 +101,19 @@ def renew(connection: Connection, instance: str, now: float, lease_s: float) -> 
 
 def reclaim_one(connection: Connection, now: float, transition: Transit) -> Job | None:
     """One owned job whose lease is over, changed; None when no more can be had."""
-    job = _first_free(connection, JOBS.c.lease_until <= now)
+    job = _first_free(connection, JOBS.c.lease_until, now)
     return None if job is None else _write(connection, job, freed(transition(job)), now)
 
 
 def hold_webhook(connection: Connection, now: float, hold_s: float) -> Job | None:
     """One job whose webhook is due, with that moved ahead; None when no more can be had."""
-    job = _first_free(connection, JOBS.c.webhook_due <= now)
+    job = _first_free(connection, JOBS.c.webhook_due, now)
     return None if job is None else _write(connection, job, webhook_claimed(job, now, hold_s), now)
 
 
-def _first_free(connection: Connection, condition: ColumnElement[bool]) -> Job | None:
-    """The oldest job that meets the condition and that nobody else is about to change; it is locked."""
-    query = select(JOBS).where(condition).order_by(JOBS.c.sequence).limit(1)
+def _first_free(connection: Connection, time: Column[float], now: float) -> Job | None:
+    """The job whose `time` was first, of those that are over and that nobody else is about to change; it is locked."""
+    query = select(JOBS).where(time <= now).order_by(time, JOBS.c.sequence).limit(1)
     row = connection.execute(query.with_for_update(skip_locked=True)).one_or_none()
     return None if row is None else reads.job_of(row)
 

@@ -353,7 +353,11 @@ def test_a_webhook_is_due_at_the_end_and_in_one_pair_of_hands(check: Callable[[C
         assert [job.id for job in await store.due_webhooks(100.0, 5.0, 1)] == [jobs[0].id]
         assert [job.id for job in await store.due_webhooks(100.0, 5.0, 9)] == [jobs[1].id]
         assert await store.due_webhooks(104.0, 5.0, 9) == []
+        later = jobs[0].id
+        await store.change(later, lambda job: job.hooked(lambda hook: hook.refused(500, "", next_at=104.5, limit=9)))
+        await store.change(jobs[1].id, lambda job: job.hooked(lambda hook: hook.refused(500, "", next_at=104, limit=9)))
         again = await store.due_webhooks(105.0, 5.0, 9)
+        assert [job.id for job in again] == [jobs[1].id, later], "a receiver that refuses much keeps no other waiting"
         assert [job.webhook and job.webhook.attempts for job in again] == [2, 2]
 
     check(body)
