@@ -2,6 +2,8 @@
 
 import logging
 import socket
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,9 @@ from shared_schema.videos import Execution
 
 logger = logging.getLogger(__name__)
 
+LONGEST_ROWS = 110_000
+"""Of the packed sequence of 362 frames on the largest canvas."""
+
 
 class DiffusionRank:
     """The commands of the diffusion service, on one rank."""
@@ -66,15 +71,17 @@ class DiffusionRank:
         transformers: dict[Partition, Any] = {name: components[name] for name in PARTITION_TASKS if name in components}
         dtype = next(next(iter(transformers.values())).transformer_blocks.parameters()).dtype
         attention = choose(settings.stage.diffusion_attention_backend, device, dtype)
-        dits = {name: _fit(each, settings.stage, attention, comm) for name, each in transformers.items()}
+        dits = {name: _fit(each, settings.stage, attention, comm, beater) for name, each in transformers.items()}
         precision = settings.stage.decode_precision
         vae, patch = components.get("vae"), settings.stage.parallel_config.vae_patch_parallel_size
 
-        if vae is not None and device.type == "cuda" and not settings.stage.enforce_eager:
-            compile_blocks(vae.decoder.transformer_blocks)
+        compiled = device.type == "cuda" and not settings.stage.enforce_eager
 
         def decoder(pipeline: Pipeline) -> VideoDecoder:
             chunks = None if vae is None else Chunks(vae, pipeline.pixel_mean, pipeline.pixel_std, precision)
+            if chunks is not None and compiled:
+                compile_blocks(chunks.vae.decoder.transformer_blocks)
+                _warm_up("the video decoder", chunks.warm_up, beater)
             return video_decoder(chunks, comm, patch)
 
         self._generator = Generator(settings.checkpoint, settings.tasks, components, dits, comm, decoder)
@@ -176,7 +183,7 @@ def _load(settings: DiffusionRankSettings, comm: RankComm, beater: Beater) -> di
     return components
 
 
-def _fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, comm: RankComm) -> Dit:
+def _fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, comm: RankComm, beater: Beater) -> Dit:
     """This rank's share of a partition, made to work with the others' and, on one GPU, as fast as it can."""
     attend = attend_with(attention)
     use_local_heads(transformer, comm)
@@ -184,12 +191,21 @@ def _fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, c
     if comm.size("ulysses") > 1:
         shard_sequence(transformer, comm, attend)
     alone = comm.device.type == "cuda" and comm.world_size == 1
-    modulation = Modulation(transformer, on_host=alone)
+    dit = Dit(transformer, Modulation(transformer, on_host=alone))
+    beater.beat()
     if alone:
         join_qkv(transformer, attend, norm_and_rotate_in_one_pass())
     if alone and not stage.enforce_eager:
         compile_blocks(transformer.transformer_blocks)
-    return Dit(transformer, modulation)
+        _warm_up("the transformer's blocks", lambda: dit.warm_up(LONGEST_ROWS), beater)
+    return dit
+
+
+def _warm_up(what: str, compile_: Callable[[], None], beater: Beater) -> None:
+    begun = time.perf_counter()
+    compile_()
+    beater.beat()
+    logger.info("compiled %s in %.1f s", what, time.perf_counter() - begun)
 
 
 def _execution(

@@ -51,6 +51,22 @@ class Dit:
         self.modulation = modulation
 
     @torch.no_grad()
+    def warm_up(self, rows: int) -> None:
+        """Compile the blocks, before anybody waits for it: one block over `rows` rows serves the others too.
+
+        With the longest sequence that there will be, because indices past 2^31 elements are another graph, which
+        serves shorter sequences as well.
+        """
+        model = self.transformer
+        weight = model.norm_out.norm.weight
+        hidden, turned = len(weight), 6 * model.config.rope_freq_dim
+        like = {"dtype": next(model.transformer_blocks.parameters()).dtype, "device": weight.device}
+        angles = (torch.ones(rows, turned, **like), torch.zeros(rows, turned, **like))
+        modalities = torch.zeros(rows, dtype=torch.int64, device=weight.device)
+        table = torch.zeros(2 * MINIMAX_H3_MODALITY_NUM, 6 * hidden, **like)
+        model.transformer_blocks[0](torch.zeros(1, rows, hidden, **like), table, modalities, angles)
+
+    @torch.no_grad()
     def begin(self, text: torch.Tensor, rows: Rows, schedule: Sequence[Moment]) -> "Denoising":
         """Everything of a request that its steps share. A collective.
 

@@ -89,6 +89,15 @@ class Chunks:
         """The precision that the decoder computes in."""
         return computing(self._precision, self.device)
 
+    @torch.no_grad()
+    def warm_up(self) -> None:
+        """Compile the decoder, before anybody waits for it: one batch of tiles as the largest canvas has them."""
+        vae, ratio = self.vae, self.vae.spatial_compression_ratio
+        frames = vae.tokens_chunk_size + vae.token_overlap
+        height, width = vae.tile_sample_min_height // ratio, vae.tile_sample_min_width // ratio
+        tile = torch.zeros(1, vae.config.latent_channels, frames, height, width, device=self.device)
+        self.decode_tiles([tile] * self._tiles_at_once, lambda: None)
+
     def decode_tiles(self, latents: Sequence[torch.Tensor], beat: Beat) -> list[torch.Tensor]:
         """Pixels `(1, 3, frames, height, width)` of every tile; all tiles have one shape."""
         vae = self.vae

@@ -99,3 +99,16 @@ def test_other_lengths_and_other_numbers_of_timesteps_compile_no_more(transforme
         step(dit, given)
         step(dit, {**given, "timestep": torch.tensor([0.1, 0.4, 1.0])})
     assert compiled.frame_count <= 2
+
+
+def test_after_the_warm_up_no_request_compiles(transformer: Any) -> None:
+    torch._dynamo.reset()
+    dit = fitted(transformer.bfloat16())
+    compiled = CompileCounter()
+    compile_blocks(transformer.transformer_blocks, backend=compiled)
+    dit.warm_up(300)
+    warm = compiled.frame_count
+    assert warm == 1
+    for rows in (4, 17):
+        step(dit, inputs(rows, transformer.config, torch.bfloat16))
+    assert compiled.frame_count == warm
