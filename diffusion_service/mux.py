@@ -16,6 +16,7 @@ import numpy as np
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc, Interpolation
 from numpy.typing import NDArray
 
+from shared_schema.deploy.model import X264
 from shared_schema.errors import JobFailed
 from shared_schema.tasks import AUDIO_CHANNELS, FPS, SAMPLE_RATE
 
@@ -25,12 +26,9 @@ SILENCE_PEAK = 1e-4
 """-80 dBFS: nothing that a listener could hear."""
 WAITING_WRITES = 2
 """Batches of frames that may wait for the encoder before `write_frames` waits too."""
-ENCODER_THREADS = 8
-"""Fixed, because x264 makes other bytes with another number of threads."""
 BT709_MATRIX = 1
 """`AVCOL_SPC_BT709` of ITU-T H.273; PyAV names only swscale's own numbers."""
 
-X264_OPTIONS = {"preset": "medium", "crf": "17", "profile": "high"}
 AAC_BITS_PER_SECOND = 192_000
 CONTAINER_OPTIONS = {"movflags": "+faststart+write_colr", "max_interleave_delta": "0"}
 """Index in front, colours in a `colr` atom, and however late the sound comes it is interleaved with the video."""
@@ -53,7 +51,8 @@ class ClipWriter:
     for frames or sound that do not fit the clip and for a file that cannot be written.
     """
 
-    def __init__(self, path: Path, height: int, width: int, num_frames: int) -> None:
+    def __init__(self, path: Path, height: int, width: int, num_frames: int, x264: X264 | None = None) -> None:
+        """Begin the file; `x264` not given is the deploy file's default."""
         self._path = path
         self._shape = (height, width, 3)
         self._num_frames = num_frames
@@ -65,7 +64,7 @@ class ClipWriter:
         self._closed = False
         try:
             with _as_job_failure():
-                self._container, self._video, self._audio = _open(path, height, width)
+                self._container, self._video, self._audio = _open(path, height, width, x264 or X264())
         except JobFailed:
             path.unlink(missing_ok=True)
             raise
@@ -238,20 +237,21 @@ def check_clip(path: Path) -> ClipFacts:
         )
 
 
-def _open(path: Path, height: int, width: int) -> tuple[Any, Any, Any]:
+def _open(path: Path, height: int, width: int, x264: X264) -> tuple[Any, Any, Any]:
     """The container with its header written, and its two streams."""
     container = av.open(str(path), "w", format="mp4", container_options=CONTAINER_OPTIONS)
-    video, audio = _add_video(container, height, width), _add_audio(container)
+    video, audio = _add_video(container, height, width, x264), _add_audio(container)
     container.start_encoding()
     return container, video, audio
 
 
-def _add_video(container: Any, height: int, width: int) -> Any:
-    stream = container.add_stream("libx264", rate=FPS, options=X264_OPTIONS)
+def _add_video(container: Any, height: int, width: int, x264: X264) -> Any:
+    options = {"preset": x264.preset, "crf": str(x264.crf), "profile": "high"}
+    stream = container.add_stream("libx264", rate=FPS, options=options)
     stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
     stream.time_base = Fraction(1, FPS)
     context = stream.codec_context
-    context.thread_count = ENCODER_THREADS
+    context.thread_count = x264.threads
     context.color_range = ColorRange.MPEG
     context.colorspace = BT709_MATRIX
     context.color_primaries = ColorPrimaries.BT709

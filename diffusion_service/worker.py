@@ -84,7 +84,9 @@ class DiffusionRank:
                 _warm_up("the video decoder", chunks.warm_up, beater)
             return video_decoder(chunks, comm, patch)
 
-        self._generator = Generator(settings.checkpoint, settings.tasks, components, dits, comm, decoder)
+        self._generator = Generator(
+            settings.checkpoint, settings.tasks, components, dits, comm, decoder, settings.stage.x264
+        )
         self._media = None
         held = [weight_bytes(part) for part in components.values() if isinstance(part, torch.nn.Module)]
         held += [dit.modulation.resident_bytes for dit in dits.values()]

@@ -18,6 +18,7 @@ from diffusion_service.sampling.recording import Recorded, Recording
 from shared_runtime.conditioning.blocks import Pipeline, assemble
 from shared_runtime.conditioning.packing import Conditions
 from shared_runtime.ranks.comm import RankComm
+from shared_schema.deploy.model import X264
 from shared_schema.deploy.settings import Partition
 from shared_schema.layout import Block
 from shared_schema.tasks import FRAMES_PER_CHUNK, Task
@@ -52,8 +53,10 @@ class Generator:
         dits: dict[Partition, Dit],
         comm: RankComm,
         video_decoder: Callable[[Pipeline], VideoDecoder],
+        x264: X264,
     ) -> None:
         self._comm = comm
+        self._x264 = x264
         self._prepare = {task: blocks_of(task) for task in tasks}
         self._denoisers = {task: Denoiser(task, dits[_partition(task)]) for task in tasks}
         self._pipelines = {
@@ -120,7 +123,8 @@ class Generator:
             )
             self._comm.agree(not_finite(video, audio))
         path = command.outputs[output].path
-        with Recording(self._comm, path, command.height, command.width, command.num_frames) as recording:
+        size = command.height, command.width
+        with Recording(self._comm, path, size, command.num_frames, self._x264) as recording:
             with timings.of("audio_decode"):
                 recording.write_sound(self._decode_sound(audio, beat))
             with timings.of("video_decode"):

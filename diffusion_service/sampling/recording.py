@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from diffusion_service.mux import ClipWriter
 from shared_runtime.ranks.comm import RankComm
+from shared_schema.deploy.model import X264
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,10 @@ class Recording:
     Methods raise what `ClipWriter`'s do.
     """
 
-    def __init__(self, comm: RankComm, path: Path, height: int, width: int, num_frames: int) -> None:
+    def __init__(self, comm: RankComm, path: Path, size: tuple[int, int], num_frames: int, x264: X264) -> None:
+        """`size` is height and width."""
         self._comm = comm
-        self._open: Callable[[], ClipWriter] = lambda: ClipWriter(path, height, width, num_frames)
+        self._open: Callable[[], ClipWriter] = lambda: ClipWriter(path, *size, num_frames, x264)
         self._writer: ClipWriter | None = None
         self._frames = hashlib.sha256()
         self._sound = hashlib.sha256()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diffusion_service.mux import ClipWriter, check_clip, samples_for_frames, sound_warnings, thumbnail
+from shared_schema.deploy.model import X264
 from shared_schema.errors import JobFailed
 
 HEIGHT, WIDTH = 64, 96
@@ -37,9 +38,11 @@ def latent_samples(num_frames: int) -> int:
     return round(num_frames / 24 * 40) * 800
 
 
-def write(path: Path, num_frames: int, *, sound_first: bool = False, samples: int | None = None) -> int:
+def write(
+    path: Path, num_frames: int, *, sound_first: bool = False, samples: int | None = None, x264: X264 | None = None
+) -> int:
     frames, sound = moving_picture(num_frames), tone(samples or latent_samples(num_frames))
-    with ClipWriter(path, HEIGHT, WIDTH, num_frames) as writer:
+    with ClipWriter(path, HEIGHT, WIDTH, num_frames, x264) as writer:
         if sound_first:
             writer.write_sound(sound)
         for start in range(0, num_frames, 17):
@@ -130,6 +133,17 @@ def test_bytes_depend_on_the_content_alone(tmp_path: Path) -> None:
         write(tmp_path / name, 107, sound_first=sound_first)
         digests.add(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
     assert len(digests) == 1
+
+
+def test_the_deploy_file_says_how_x264_works(path: Path) -> None:
+    # x264 writes its options into the stream.
+    write(path, 22, x264=X264(preset="ultrafast", crf=30))
+    told = path.read_bytes()
+    assert b"subme=0" in told
+    assert b"crf=30.0" in told
+    write(path, 22)
+    assert b"crf=17.0" in path.read_bytes()
+    assert b"subme=0" not in path.read_bytes()
 
 
 def test_stream_and_container_say_bt709_limited(path: Path) -> None:
