@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. 0: done, 1: the service refused or the job failed, 2: wrong usage."""
     options = _parser().parse_args(arguments)
     try:
-        with VideoClient(options.url) as client:
+        with VideoClient(options.url, key=_key(options.key_file)) as client:
             return int(options.run(client, options))
     except ClientError as error:
         print(f"video_client: {error}", file=sys.stderr)
@@ -38,6 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+def _key(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClientError(f"--key-file {file} cannot be read: {error}") from error
 
 
 def create(client: VideoClient, options: argparse.Namespace) -> int:
@@ -120,6 +129,7 @@ def _fetch(client: VideoClient, video_id: str, output: Path | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="video_client", description="Make videos with sound on a MiniMax-H3 service.")
     parser.add_argument("--url", default=URL, help="diffusion service (%(default)s)")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="holds the API key, where the service wants one")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_create(commands.add_parser("create", help="ask for a clip"))
     for name, run, text in (

@@ -50,8 +50,9 @@ class VideoRequest:
 class VideoClient:
     """One diffusion service. Every method raises `ClientError`."""
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
-        self._http = httpx.Client(base_url=url, timeout=timeout_s)
+    def __init__(self, url: str, *, key: str | None = None, timeout_s: float = 60.0) -> None:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
         self._url = url
 
     def __enter__(self) -> Self:

@@ -56,6 +56,7 @@ class Service:
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     last_event_ids: list[str | None] = field(default_factory=list)
     """Of each request for events."""
+    authorizations: set[str | None] = field(default_factory=set)
 
     def will(self, request: str, *answers: Answer | Video) -> None:
         """Answer `request` with these, in order."""
@@ -94,6 +95,7 @@ def service() -> Iterator[Service]:
             request = f"{self.command} {self.path}"
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             known.asked.append((request, body))
+            known.authorizations.add(self.headers.get("authorization"))
             if self.path.endswith("/events"):
                 known.last_event_ids.append(self.headers.get("last-event-id"))
             answers = known.answers.get(request) or [error(404, f"no route {request}")]

@@ -47,6 +47,18 @@ def test_create_and_wait_fetches_the_clip(service: Service, tmp_path: Path, caps
     assert "warning: the sound is silent" in shown.err
 
 
+def test_a_key_is_read_from_a_file_and_goes_with_every_request(
+    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.will(f"GET /v1/videos/{ID}", video("queued"))
+    file = tmp_path / "key"
+    file.write_text("h3_secret\n")
+    assert main(["--url", service.url, "--key-file", str(file), "show", ID]) == 0
+    assert service.authorizations == {"Bearer h3_secret"}
+    assert main(["--url", service.url, "--key-file", str(tmp_path / "none"), "show", ID]) == 1
+    assert "--key-file" in capsys.readouterr().err
+
+
 def test_a_failed_job_is_exit_code_1_with_its_reason(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     service.will(f"GET /v1/videos/{ID}", FAILED)
     assert main(["--url", service.url, "wait", ID]) == 1
