@@ -206,7 +206,7 @@ class JobRunner:
             self._recent.append(job.key)
             rank = turn(Waiting(job.id, job.sequence, job.priority, job.key), self._taken)
             Conduct(job, rank, self._workshop, self._line).start(self._over)
-            if full and last is not None:
+            if full and last is not None and not last.begun:
                 last.stop("put_back")
             return True
 
