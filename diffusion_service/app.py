@@ -166,7 +166,8 @@ async def _serve(
     url = settings.advertise_url or url_of(listener)
     group = _group(settings, checkpoint, tasks, slab.path)
     engine = Engine(group)
-    encoders = _encoders(settings, receiver, _expected(settings, gpus, checkpoint))
+    cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
+    encoders = _encoders(settings, receiver, cache, _expected(settings, gpus, checkpoint))
     sender = ShmSender(service.slab_folder)
     health = ServiceHealth(engine, encoders)
     registry = new_registry("diffusion", lambda: overall(health))
@@ -177,7 +178,6 @@ async def _serve(
     store = SqlJobStore(settings.database_url or local, tell=feed.tell)
     limits = _limits(settings, checkpoint, tasks)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim, checkpoint.revision)
-    cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
     registry.register(CacheCollector(lambda: cache.stats))
     handover = Handover(encoders, receiver, sender, artifacts, service.lease_s, rules, cache, accounts)
     runner = JobRunner(store, artifacts, handover, engine, _runner_rules(deployment), feed)
@@ -230,12 +230,14 @@ def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset
     )
 
 
-def _encoders(settings: DiffusionSettings, receiver: Receiver[ShmLanding], expected: Expected) -> Encoders:
+def _encoders(
+    settings: DiffusionSettings, receiver: Receiver[ShmLanding], cache: ConditioningCache, expected: Expected
+) -> Encoders:
     service, token = settings.deployment.service, settings.shared_token
     clients = [
         EncoderClient(url, token=token, encode_timeout_s=service.encode_timeout_s) for url in settings.encoder_urls
     ]
-    return Encoders([EncoderLink(client, receiver, expected, service.lease_s) for client in clients])
+    return Encoders([EncoderLink(client, receiver, expected, service.lease_s, cache.make_room) for client in clients])
 
 
 def _runner_rules(deployment: Deployment) -> RunnerRules:

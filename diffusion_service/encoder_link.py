@@ -8,13 +8,14 @@ import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from diffusion_service.encoder_client import EncoderAway, EncoderClient
 from shared_runtime.transport.base import Receiver
 from shared_schema.deploy.model import ConnectorName
 from shared_schema.encode import READ_VERSIONS, EncoderIdentity, ShmLanding
-from shared_schema.errors import H3Error, JobFailed, PayloadError, SlabFull, TransportError
+from shared_schema.errors import H3Error, JobFailed, PayloadError, ReceiverBusy, SlabFull, TransportError
 
 PERIOD_S = 1.0
 PROBE_BYTES = 64 * 2**20
@@ -40,13 +41,24 @@ class Expected:
 
 
 class EncoderLink:
-    """Watches one encoder; `reason` is None while jobs may be sent to it."""
+    """Watches one encoder; `reason` is None while jobs may be sent to it.
 
-    def __init__(self, client: EncoderClient, receiver: Receiver[ShmLanding], expected: Expected, lease_s: float):
+    `make_room` gives up something in the slab that is only kept, for the probe; False where there is nothing.
+    """
+
+    def __init__(
+        self,
+        client: EncoderClient,
+        receiver: Receiver[ShmLanding],
+        expected: Expected,
+        lease_s: float,
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.client = client
         self._receiver = receiver
         self._expected = expected
         self._lease_s = lease_s
+        self._make_room = make_room
         self._proved: tuple[str, int] | None = None
         """The encoder instance to which the way was proved, and how often its ranks had been started anew."""
         self.reason: str | None = "the encoder has not answered yet"
@@ -101,13 +113,18 @@ class EncoderLink:
             return f"encoder and diffusion service both use {', '.join(shared)}: {fix}"
         return None
 
+    def _reserve(self, nbytes: int) -> ShmLanding:
+        while True:
+            try:
+                return self._receiver.reserve(nbytes, uuid.uuid4().hex, self._lease_s, time.time())
+            except SlabFull as full:
+                if isinstance(full, ReceiverBusy) or not self._make_room():
+                    raise EncoderAway(f"the probe of the transport waits: {full}") from full
+
     async def _prove(self) -> None:
         """One full-size push through the configured transport between exactly these two processes."""
         nbytes = self._expected.probe_bytes
-        try:
-            landing = self._receiver.reserve(nbytes, uuid.uuid4().hex, self._lease_s, time.time())
-        except SlabFull as error:
-            raise EncoderAway(f"the probe of the transport waits: {error}") from error
+        landing = self._reserve(nbytes)
         try:
             receipt = await self.client.probe(self._receiver.for_sender(landing), nbytes)
             await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)

@@ -1,6 +1,7 @@
 """When an encoder is trusted with jobs: it fits, its ranks are ready, and it is on GPUs of its own."""
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,3 +105,24 @@ def test_gpus_are_shared_only_if_both_stages_say_so(slab: Slab, tmp_path: Path, 
     expected = Expected("r1", False, "SharedMemoryConnector", 4096, gpus=OURS, share_devices=ours)
     told = reason(slab, tmp_path, expected, gpus=OURS, share_devices=theirs)
     assert (told is None) == (theirs and ours)
+
+
+def test_the_probe_takes_the_room_of_what_is_only_kept(slab: Slab, tmp_path: Path) -> None:
+    """An encoder that comes back would never be trusted again beside a slab full of kept payloads."""
+    kept = [slab.reserve(2**18, "a" * 32, 60, 0) for _ in range(3)]
+
+    def make_room() -> bool:
+        if kept:
+            slab.release(kept.pop())
+        return bool(kept)
+
+    async def look() -> None:
+        client = SaysSo(IDENTITY, tmp_path)
+        link = EncoderLink(client, slab, dataclasses.replace(EXPECTED, probe_bytes=2**19), 5, make_room)
+        watching = asyncio.create_task(link.watch())
+        async with asyncio.timeout(5):
+            await link.until_ready()
+        watching.cancel()
+        await client.close()
+
+    asyncio.run(look())
