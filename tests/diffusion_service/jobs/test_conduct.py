@@ -78,7 +78,7 @@ def test_time_that_a_job_waits_for_its_turn_does_not_count(tmp_path: Path) -> No
         stage.engine.gate.set()
         assert (await stage.final(second)).status == "completed"
 
-    play(tmp_path, scenario, replace(RULES, job_timeout_s=0.3))
+    play(tmp_path, scenario, replace(RULES, job_timeout_s=1.5))
 
 
 def test_a_cancel_that_comes_after_the_clip_is_made_finds_a_completed_job(tmp_path: Path) -> None:
