@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def side(turns: list[Turn]) -> dict[str, object]:
         "streams": turns[0].streams,
         "answered_gets": answered,
         "events": sum(each.events for each in turns),
-        "unexpected": {name: count for each in turns for name, count in each.unexpected.items()},
+        "unexpected": dict(sum((Counter(each.unexpected) for each in turns), Counter())),
         "get_p50_ms": round(percentile(latencies, 0.5), 3),
         "get_p99_ms": round(percentile(latencies, 0.99), 3),
         "api_cpu_s": round(sum(each.api_cpu_s for each in turns), 3),
