@@ -101,7 +101,8 @@ class _Routes:
         limit, order = _limit(query.get("limit", "20")), _order(query.get("order", "desc"))
         key = None if caller.may("read_all") else caller.name
         page = await self._deps.store.page(query.get("after"), limit, order, key=key)
-        videos = tuple([await self._video(job) for job in page.jobs])
+        places = await self._deps.store.places(page.jobs)
+        videos = tuple(self._video(job, places.get(job.id)) for job in page.jobs)
         ids = [video.id for video in videos]
         answer = VideoList(
             data=videos, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=page.has_more
@@ -151,14 +152,13 @@ class _Routes:
         note_job(request, job.id)
         return job
 
-    async def _video(self, job: Job) -> Video:
-        deps = self._deps
-        waits = job.status == "queued"
-        position = 1 + await deps.store.queued_ahead(job) if waits else None
-        return job.video(queue_position=position, eta_seconds=None if job.finished else deps.runner.eta(job, position))
+    def _video(self, job: Job, place: int | None) -> Video:
+        eta_seconds = None if job.finished else self._deps.runner.eta(job, place)
+        return job.video(queue_position=place, eta_seconds=eta_seconds)
 
     async def _answer(self, job: Job) -> Response:
-        video = await self._video(job)
+        places = await self._deps.store.places([job])
+        video = self._video(job, places.get(job.id))
         headers = {"openai-poll-after-ms": str(self._deps.limits.poll_after_ms)}
         return JSONResponse(video.model_dump(mode="json"), headers=headers)
 

@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from diffusion_service.jobs.idempotency import Accepted, Idempotency, earlier
@@ -92,10 +92,10 @@ class MemoryJobStore:
         start = 0 if after is None else 1 + ids.index(after)
         return JobPage(tuple(jobs[start : start + limit]), len(jobs) > start + limit)
 
-    async def queued_ahead(self, job: Job) -> int:
-        """See `JobStore.queued_ahead`."""
-        queued = (each for each in self._by_age() if each.status == "queued")
-        return sum((-each.priority, each.sequence) < (-job.priority, job.sequence) for each in queued)
+    async def places(self, jobs: Sequence[Job]) -> dict[str, int]:
+        """See `JobStore.places`."""
+        asked = {job.id for job in jobs}
+        return {job.id: place for place, job in enumerate(self._queue(), start=1) if job.id in asked}
 
     async def waiting(self) -> list[Waiting]:
         """See `JobStore.waiting`."""
@@ -108,7 +108,8 @@ class MemoryJobStore:
 
     async def expired(self, now: float) -> list[Job]:
         """See `JobStore.expired`."""
-        return [job for job in self._by_age() if job.expires_at is not None and job.expires_at <= now]
+        over = [(job.expires_at, job) for job in self._by_age() if job.expires_at is not None and job.expires_at <= now]
+        return [job for _, job in sorted(over, key=lambda each: each[0])]
 
     async def ids(self, status: VideoStatus | None = None) -> frozenset[str]:
         """See `JobStore.ids`."""

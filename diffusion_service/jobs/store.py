@@ -101,8 +101,8 @@ class JobStore(Protocol):
             InvalidRequest: `after` names no such job.
         """
 
-    async def queued_ahead(self, job: Job) -> int:
-        """How many queued jobs have a higher priority, or the same one and are older."""
+    async def places(self, jobs: Sequence[Job]) -> dict[str, int]:
+        """By id, from 1: the place in the queue of those of the jobs that are queued. Priority goes before age."""
 
     async def waiting(self) -> list[Waiting]:
         """Queued jobs that nobody owns, in order."""
@@ -111,7 +111,7 @@ class JobStore(Protocol):
         """Queued and running jobs, oldest first."""
 
     async def expired(self, now: float) -> list[Job]:
-        """Finished jobs whose time is over."""
+        """Finished jobs whose time is over, the longest first."""
 
     async def ids(self, status: VideoStatus | None = None) -> frozenset[str]:
         """Every job that is kept, or that is kept and has this status."""

@@ -1,6 +1,7 @@
 """Queries of the job store, each inside a transaction of its caller. Blocks; runs in the store's threads."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Row, and_, func, or_, select
@@ -48,11 +49,14 @@ def page(connection: Connection, after: str | None, limit: int, order: Order, ke
     return JobPage(tuple(jobs[:limit]), len(jobs) > limit)
 
 
-def queued_ahead(connection: Connection, job: Job) -> int:
-    """See `JobStore.queued_ahead`."""
-    same = and_(JOBS.c.priority == job.priority, JOBS.c.sequence < job.sequence)
-    query = select(func.count()).where(JOBS.c.status == "queued", or_(JOBS.c.priority > job.priority, same))
-    return connection.execute(query).scalar_one()
+def places(connection: Connection, queued: Sequence[Job]) -> dict[str, int]:
+    """See `JobStore.places`; the index of the queue answers it alone."""
+    found = {}
+    for job in queued:
+        same = and_(JOBS.c.priority == job.priority, JOBS.c.sequence < job.sequence)
+        query = select(func.count()).where(JOBS.c.status == "queued", or_(JOBS.c.priority > job.priority, same))
+        found[job.id] = 1 + connection.execute(query).scalar_one()
+    return found
 
 
 def waiting(connection: Connection) -> list[Waiting]:
@@ -64,8 +68,7 @@ def waiting(connection: Connection) -> list[Waiting]:
 
 def owned_by_key(connection: Connection) -> Counter[str | None]:
     """How many jobs of each key somebody owns."""
-    query = select(JOBS.c.key, func.count()).where(JOBS.c.owner.is_not(None)).group_by(JOBS.c.key)
-    return Counter({row[0]: row[1] for row in connection.execute(query)})
+    return Counter(connection.execute(select(JOBS.c.key).where(JOBS.c.owner.is_not(None))).scalars())
 
 
 def count_queued(connection: Connection) -> int:
@@ -95,7 +98,7 @@ def unfinished(connection: Connection) -> list[Job]:
 
 def expired(connection: Connection, now: float) -> list[Job]:
     """See `JobStore.expired`."""
-    query = select(JOBS).where(JOBS.c.expires_at <= now).order_by(JOBS.c.sequence)
+    query = select(JOBS).where(JOBS.c.expires_at <= now).order_by(JOBS.c.expires_at, JOBS.c.sequence)
     return [job_of(row) for row in connection.execute(query)]
 
 

@@ -5,7 +5,7 @@ Runs in the diffusion API process.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -71,9 +71,10 @@ class SqlJobStore:
         """See `JobStore.page`."""
         return await self._run(reads.page, after, limit, order, key)
 
-    async def queued_ahead(self, job: Job) -> int:
-        """See `JobStore.queued_ahead`."""
-        return await self._run(reads.queued_ahead, job)
+    async def places(self, jobs: Sequence[Job]) -> dict[str, int]:
+        """See `JobStore.places`."""
+        queued = [job for job in jobs if job.status == "queued"]
+        return await self._run(reads.places, queued) if queued else {}
 
     async def waiting(self) -> list[Waiting]:
         """See `JobStore.waiting`."""

@@ -137,10 +137,10 @@ def test_pages_follow_the_sequence_in_both_orders(check: Callable[[Check], None]
 def test_what_is_unfinished_or_expired_is_found(check: Callable[[Check], None]) -> None:
     async def body(store: JobStore) -> None:
         jobs = [await store.add(new_job(n), limit=10) for n in (1, 2, 3)]
-        assert await store.queued_ahead(jobs[2]) == 2
+        assert await store.places(jobs[1:]) == {jobs[1].id: 2, jobs[2].id: 3}
         running = await store.change(jobs[0].id, lambda j: j.start(2000.0))
         done = await store.change(jobs[1].id, lambda j: j.cancel(2000.0, retention_s=10.0))
-        assert await store.queued_ahead(jobs[2]) == 0
+        assert await store.places([running, done, jobs[2]]) == {jobs[2].id: 1}
         assert await store.unfinished() == [running, jobs[2]]
         assert await store.expired(2009.0) == []
         assert await store.expired(2010.0) == [done]
@@ -186,7 +186,8 @@ def test_the_queue_is_by_priority_then_age(check: Callable[[Check], None]) -> No
     async def body(store: JobStore) -> None:
         low, old, new, high = [await store.add(new_job(n, p), 10) for n, p in ((1, -5), (2, 0), (3, 0), (4, 7))]
         assert [each.id for each in await store.waiting()] == [high.id, old.id, new.id, low.id]
-        assert [await store.queued_ahead(job) for job in (high, old, new, low)] == [0, 1, 2, 3]
+        assert await store.places([old, low]) == {old.id: 2, low.id: 4}
+        assert await store.places([new, high]) == {new.id: 3, high.id: 1}
 
     check(body)
 
