@@ -24,7 +24,7 @@ LOCAL = AllowedHost(host="127.0.0.1", private=True)
 
 @dataclass
 class Bench:
-    """A store in a file, and as many services on it as the test starts."""
+    """A store, and as many services on it as the test starts."""
 
     folder: Path
     receiver: Receiver
@@ -36,9 +36,13 @@ class Bench:
     opened: list[tuple[SqlJobStore, PinnedClient]] = field(default_factory=list)
 
     def open(self) -> SqlJobStore:
-        store = SqlJobStore(self.database or f"sqlite:///{self.folder / 'jobs.db'}")
+        # A SQLite store is one process's alone.
+        store = self.opened[0][0] if self.opened and self.database is None else self._opened()
         self.opened.append((store, PinnedClient(self.hosts)))
         return store
+
+    def _opened(self) -> SqlJobStore:
+        return SqlJobStore(self.database or f"sqlite:///{self.folder / 'jobs.db'}")
 
     def start(self) -> asyncio.Task[None]:
         """One more service that delivers."""
@@ -76,8 +80,9 @@ class Bench:
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
-        for store, client in self.opened:
+        for _, client in self.opened:
             await client.close()
+        for store in {id(store): store for store, _ in self.opened}.values():
             await store.close()
 
 
@@ -93,7 +98,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             with receiving() as receiver:
                 bench = Bench(tmp_path, receiver, **settings)  # type: ignore[arg-type]
                 try:
-                    async with asyncio.timeout(15):
+                    async with asyncio.timeout(90):
                         await body(bench)
                 finally:
                     for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -195,9 +200,9 @@ def test_a_receiver_that_answers_nothing_is_left_and_holds_up_nobody(run: Callab
         await bench.until(store, other.id, lambda hook: hook.state == "delivered")
         hook = await bench.until(store, slow.id, lambda hook: hook.last_error is not None)
         assert hook.state == "pending"
-        assert "took more than 0.5 s" in (hook.last_error or "")
+        assert "took more than 3 s" in (hook.last_error or "")
 
-    run(body, timeout_s=0.5)
+    run(body, timeout_s=3.0)
 
 
 def test_an_address_that_is_not_allowed_any_more_is_not_dialled(run: Callable[..., None]) -> None:

@@ -390,14 +390,16 @@ def test_a_change_is_told_also_if_its_caller_is_cancelled_meanwhile(tmp_path: Pa
         store = SqlJobStore(f"sqlite:///{tmp_path / 'jobs.db'}", tell=told.append)
         job = await store.add(new_job(1), limit=5)
         told.clear()
-        held = threading.Event()
+        begun, held = threading.Event(), threading.Event()
 
         def slow(now: Job) -> Job:
-            held.wait(5)
+            begun.set()
+            held.wait(60)
             return now.start(1.0)
 
         changing = asyncio.create_task(store.change(job.id, slow))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(begun.wait, 60)
         changing.cancel()
         await asyncio.sleep(0.05)
         held.set()
