@@ -1,194 +1,187 @@
-"""How near a push through shared memory comes to a plain memcpy: both measured side by side, in one run.
+"""How fast a payload gets from one process to another: our ways beside a plain memcpy and beside what peers do.
 
     python -m benchmarks.transport [--repeats N] [--mib 3 30 300] [--json FILE]
 
-One process owns the slab, this one sends. Turns alternate: memcpy between two warm buffers of this process, then a
-push of the same bytes into a warm landing. Every push has new content and is verified by the owner. `push` is the
-whole call with the checksum made beforehand: claim, header, copy, header; `checksum` is that hash. `push+sum` is the
-call that makes the checksum itself, beside the copy. `verify` is the owner's check. Medians, and ratios of medians;
-`best` is the ratio of the quickest turns, for a machine that is busy with other work. Warm-up turns are left out.
+All ways are measured in one run, in turns, each payload with new content; medians, and `best` the quickest turn, for a
+machine that is busy with other work. `move` is from the first byte written to the receiver's usable view; messages
+and checksums are columns of their own. `+sums` is `move` with the sender's checksum made beside the copy and the
+receiver's after it. `reused` and `fresh` say in what memory the bytes arrive: a fresh page has to be found and cleared
+first. The peers' ways use fresh memory by design, which is why ours does not; ratios across that line say so.
+`runner`: the whole push as the diffusion service's runner sees it, through a real encoder service and its leader.
+`ranks`: two ranks that both read a landing, against one that reads and broadcasts.
 """
 
 import argparse
-import ctypes
-import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 
-from shared_runtime.transport.codec import checksum
-from shared_runtime.transport.shm import ShmSender
-from shared_runtime.transport.slab import Slab
-from shared_schema.encode import ShmLanding
+from benchmarks.figures import provenance, write_json
+from benchmarks.transport_load import MIB, Load, loads
+from benchmarks.transport_owner import OwnerProcess, owner_process
+from benchmarks.transport_runner import measure_ranks, measure_runner
+from benchmarks.transport_ways import FreshSegment, Memcpy, Memory, Ours, PeersRead, Turn, Way
 
-MIB = 2**20
 WARM_UP = 2
-RATE_GOAL = 0.8
-"""Of memcpy's rate, at 30 MiB and more."""
-ADDED_GOAL_MS = 0.5
-"""On top of memcpy at 3 MiB."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Milliseconds of one turn."""
-
-    memcpy: float
-    push: float
-    push_with_checksum: float
-    checksum: float
-    verify: float
+LARGE = 30 * MIB
 
 
 @dataclass(frozen=True)
 class Row:
-    """Medians for one size."""
+    """One way of one payload: medians."""
 
-    size_mib: int
+    load: str
+    mib: float
+    way: str
+    memory: Memory
     turns: int
-    memcpy_ms: float
-    push_ms: float
-    push_with_checksum_ms: float
-    checksum_alone_ms: float
-    verify_ms: float
-    memcpy_gib_per_s: float
-    push_rate_of_memcpy: float
-    push_rate_of_memcpy_best_turns: float
-    push_with_checksum_rate_of_memcpy: float
-    push_added_ms: float
-    push_with_checksum_added_ms: float
+    move_ms: float
+    move_best_ms: float
+    control_ms: float
+    sender_checksum_ms: float
+    receiver_checksum_ms: float
+    with_checksum_ms: float
+    with_checksum_best_ms: float
+    move_gb_per_s: float
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Milliseconds that `work` takes."""
-    begun = time.perf_counter()
-    work()
-    return (time.perf_counter() - begun) * 1e3
+@dataclass(frozen=True)
+class Ratio:
+    """A goal, and what was found; `best` is from the quickest turns."""
+
+    load: str
+    what: str
+    found: float
+    best: float
+    goal: float
+    unit: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the median meets the goal: at most so many ms, or at least so many times."""
+        return self.found <= self.goal if self.unit == "ms" else self.found >= self.goal
 
 
-def own(folder: Path, size: int) -> None:
-    """The receiver: reserve, verify and release, one landing a line. Runs in the second process."""
-    slab = Slab.create(folder, size, "benchmark")
-    for turn, line in enumerate(sys.stdin):
-        landing = slab.reserve(int(line), f"{turn:032x}", 60.0, time.time())
-        print(landing.model_dump_json(), flush=True)
-        said = sys.stdin.readline().strip()
-        begun = time.perf_counter()
-        slab.verify(landing, said)
-        print((time.perf_counter() - begun) * 1e3, flush=True)
-        slab.release(landing)
-    slab.close()
+def measure(load: Load, ways: list[Way], repeats: int) -> list[Row]:
+    """Every way in turns."""
+    turns: dict[str, list[Turn]] = {f"{way.name} {way.memory}": [] for way in ways}
+    for number in range(repeats + WARM_UP):
+        known = load.renew(number)
+        for way in ways:
+            turns[f"{way.name} {way.memory}"].append(way.turn(load, known))
+    return [_row(load, way, turns[f"{way.name} {way.memory}"][WARM_UP:]) for way in ways]
 
 
-@contextmanager
-def owner(size: int) -> Iterator[tuple[Path, Callable[[str], str]]]:
-    """A second process that owns a slab; a function that sends it a line and returns its answer."""
-    folder = Path(tempfile.mkdtemp(prefix="h3bench-", dir="/dev/shm"))
-    command = [sys.executable, "-m", "benchmarks.transport", "--own", str(folder), str(size)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin
-        assert process.stdout
-        asked, answers = process.stdin, process.stdout
-
-        def ask(line: str) -> str:
-            asked.write(line + "\n")
-            asked.flush()
-            return answers.readline()
-
-        try:
-            yield folder, ask
-        finally:
-            asked.close()
-            process.wait(30)
-            shutil.rmtree(folder)
-
-
-def measure(size: int, repeats: int, folder: Path, ask: Callable[[str], str]) -> list[Turn]:
-    """Alternate memcpy and both kinds of push of `size` bytes."""
-    sender = ShmSender(folder)
-    source, target = memoryview(bytearray(os.urandom(MIB) * (size // MIB))), memoryview(bytearray(size))
-    to, origin = (ctypes.addressof(ctypes.c_char.from_buffer(view)) for view in (target, source))
-    turns = []
-    for turn in range(repeats + WARM_UP):
-        source[::4096] = bytes([turn % 256]) * (size // 4096)
-        memcpy_ms = timed(lambda: ctypes.memmove(to, origin, size))
-        known = checksum(source)
-        push_ms, verify_ms = pushed(sender, source, ask, known)
-        with_checksum_ms, _ = pushed(sender, source, ask, None)
-        turns.append(Turn(memcpy_ms, push_ms, with_checksum_ms, timed(lambda: checksum(source)), verify_ms))
-    sender.close()
-    return turns[WARM_UP:]
-
-
-def pushed(sender: ShmSender, source: memoryview, ask: Callable[[str], str], known: str | None) -> tuple[float, float]:
-    """Milliseconds of a push, and of the owner's verification."""
-    landing = ShmLanding.model_validate_json(ask(str(source.nbytes)))
-    begun = time.perf_counter()
-    receipt = sender.push_bytes(landing, source, checksum=known)
-    push_ms = (time.perf_counter() - begun) * 1e3
-    return push_ms, float(ask(receipt.checksum))
-
-
-def summarise(size_mib: int, turns: list[Turn]) -> Row:
-    """Medians and ratios."""
-    memcpy, push, with_checksum, hashed, verified = (
-        statistics.median(getattr(turn, field.name) for turn in turns) for field in fields(Turn)
-    )
+def _row(load: Load, way: Way, turns: list[Turn]) -> Row:
+    middle = {field.name: statistics.median(getattr(turn, field.name) for turn in turns) for field in fields(Turn)}
     return Row(
-        size_mib=size_mib,
+        load=load.name,
+        mib=round(load.nbytes / MIB, 1),
+        way=way.name,
+        memory=way.memory,
         turns=len(turns),
-        memcpy_ms=memcpy,
-        push_ms=push,
-        push_with_checksum_ms=with_checksum,
-        checksum_alone_ms=hashed,
-        verify_ms=verified,
-        memcpy_gib_per_s=size_mib / 1024 / memcpy * 1e3,
-        push_rate_of_memcpy=memcpy / push,
-        push_rate_of_memcpy_best_turns=min(turn.memcpy for turn in turns) / min(turn.push for turn in turns),
-        push_with_checksum_rate_of_memcpy=memcpy / with_checksum,
-        push_added_ms=push - memcpy,
-        push_with_checksum_added_ms=with_checksum - memcpy,
+        move_ms=round(middle["move"], 3),
+        move_best_ms=round(min(turn.move for turn in turns), 3),
+        control_ms=round(middle["control"], 3),
+        sender_checksum_ms=round(middle["sender_checksum"], 3),
+        receiver_checksum_ms=round(middle["receiver_checksum"], 3),
+        with_checksum_ms=round(middle["with_checksum"], 3),
+        with_checksum_best_ms=round(min(turn.with_checksum for turn in turns), 3),
+        move_gb_per_s=round(load.nbytes / middle["move"] / 1e6, 2),
     )
+
+
+def ratios(rows: list[Row]) -> Iterator[Ratio]:
+    """What has to hold, for one payload."""
+    by = {(row.way, row.memory): row for row in rows}
+    copy, shm = by["memcpy", "reused"], by["ours over shm", "reused"]
+    load, small = shm.load, shm.mib * MIB < LARGE
+    if small:
+        added = (shm.move_ms - copy.move_ms, shm.move_best_ms - copy.move_best_ms)
+        yield Ratio(load, "shm on top of memcpy", round(added[0], 3), round(added[1], 3), 0.5, "ms")
+    else:
+        yield _times(load, "shm, of memcpy's rate", copy, shm, 0.8)
+        found, best = copy.move_ms / shm.with_checksum_ms, copy.move_best_ms / shm.with_checksum_best_ms
+        yield Ratio(load, "shm with both checksums, of memcpy's rate", round(found, 2), round(best, 2), 0.4, "times")
+    segment = by["fresh segment, msgpack", "fresh"]
+    yield _times(load, "shm (reused memory) beside msgpack in a fresh segment", segment, shm, 5 if small else 10)
+    nixl, read = by.get(("ours over nixl", "reused")), by.get(("NIXL READ, registered per request", "fresh"))
+    if nixl is not None and read is not None:
+        yield _times(load, "NIXL beside a READ with per-request registration", read, nixl, 5 if small else 3)
+
+
+def _times(load: str, what: str, slow: Row, quick: Row, goal: float) -> Ratio:
+    best = slow.move_best_ms / quick.move_best_ms
+    return Ratio(load, what, round(slow.move_ms / quick.move_ms, 2), round(best, 2), goal, "times")
+
+
+def ways_of(owner: OwnerProcess, *, nixl: bool) -> list[Way]:
+    """Every way that this machine has."""
+    ways: list[Way] = [Memcpy("reused"), Memcpy("fresh"), Ours(owner, "shm"), FreshSegment(owner)]
+    return [*ways, Ours(owner, "nixl"), PeersRead(owner)] if nixl else ways
+
+
+def run(mib: list[int], repeats: int, *, nixl: bool) -> tuple[list[Row], list[Ratio]]:
+    """All payloads on all ways."""
+    rows: list[Row] = []
+    goals: list[Ratio] = []
+    with owner_process((max([*mib, 200]) + 1) * MIB, nixl=nixl) as owner:
+        ways = ways_of(owner, nixl=nixl)
+        for load in loads(mib):
+            owner.ask(do="manifest", manifest=load.manifest.model_dump() if load.manifest else None)
+            found = measure(load, ways, repeats)
+            rows += found
+            goals += ratios(found)
+        for way in ways:
+            way.close()
+    return rows, goals
+
+
+def show(rows: list[Row], goals: list[Ratio], runner: list[dict[str, object]], ranks: list[dict[str, object]]) -> None:
+    """For people."""
+    heads = ("move ms", "best", "control", "sum(s)", "sum(r)", "+sums", "GB/s")
+    print(f"{'payload':17} {'way':34} {'memory':6}", *(f"{head:>8}" for head in heads))
+    for row in rows:
+        numbers = (
+            row.move_ms,
+            row.move_best_ms,
+            row.control_ms,
+            row.sender_checksum_ms,
+            row.receiver_checksum_ms,
+            row.with_checksum_ms,
+            row.move_gb_per_s,
+        )
+        print(f"{row.load:17} {row.way:34} {row.memory:6}", *(f"{number:8.2f}" for number in numbers))
+    for each in (*runner, *ranks):
+        print(", ".join(f"{name} {value}" for name, value in each.items()))
+    for goal in goals:
+        bound = f"{'at most' if goal.unit == 'ms' else 'at least'} {goal.goal}"
+        verdict = "holds" if goal.holds else "DOES NOT HOLD"
+        print(f"{goal.load:17} {goal.what}: {goal.found} {goal.unit} (best turns {goal.best}), {bound}: {verdict}")
 
 
 def main() -> None:
-    """Measure, print a table, write JSON."""
+    """Measure, print tables, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, nargs="+", default=[3, 30, 300])
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--without-nixl", action="store_true", help="for a machine that has none")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--own", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.own:
-        own(Path(asked.own[0]), int(asked.own[1]))
-        return
-    with owner((max(asked.mib) + 1) * MIB) as (folder, ask):
-        rows = [summarise(mib, measure(mib * MIB, asked.repeats, folder, ask)) for mib in asked.mib]
-    print("                 milliseconds                          rate of memcpy         added ms")
-    print("  MiB   memcpy     push push+sum checksum   verify     push  best push+sum     push push+sum")
-    for row in rows:
-        print(
-            f"{row.size_mib:5} {row.memcpy_ms:8.2f} {row.push_ms:8.2f} {row.push_with_checksum_ms:8.2f}"
-            f" {row.checksum_alone_ms:8.2f} {row.verify_ms:8.2f} {row.push_rate_of_memcpy:8.2f}"
-            f" {row.push_rate_of_memcpy_best_turns:5.2f} {row.push_with_checksum_rate_of_memcpy:8.2f}"
-            f" {row.push_added_ms:8.2f} {row.push_with_checksum_added_ms:8.2f}"
-        )
-    print(
-        f"goal: push at {RATE_GOAL} of memcpy's rate or more from 30 MiB on; {ADDED_GOAL_MS} ms added or less at 3 MiB"
-    )
+    rows, goals = run(asked.mib, asked.repeats, nixl=not asked.without_nixl)
+    runner = measure_runner(asked.mib, asked.repeats)
+    ranks = measure_ranks(asked.mib, asked.repeats)
+    show(rows, goals, runner, ranks)
     if asked.json:
-        facts = {"date": datetime.now(UTC).isoformat(), "machine": platform.machine(), "cores": os.cpu_count()}
-        asked.json.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+        figures = {
+            **provenance(["benchmarks/transport.py", "--repeats", str(asked.repeats)]),
+            "rows": [asdict(row) for row in rows],
+            "goals": [{**asdict(goal), "holds": goal.holds} for goal in goals],
+            "runner": runner,
+            "ranks": ranks,
+        }
+        write_json(asked.json, figures)
 
 
 if __name__ == "__main__":

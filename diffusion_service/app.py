@@ -52,18 +52,18 @@ from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
 from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
 from shared_runtime.transport.accounts import SlabCollector, TransportAccounts
 from shared_runtime.transport.base import Receiver
-from shared_runtime.transport.header import HEADER_BYTES
+from shared_runtime.transport.header import LANDING_OVERHEAD
 from shared_runtime.transport.nixl_receiver import NixlReceiver
 from shared_runtime.transport.shm import ShmSender
-from shared_runtime.transport.sizing import largest_payload
-from shared_runtime.transport.slab import PAGE, Slab
+from shared_runtime.transport.sizing import largest_payload, slab_for_two
+from shared_runtime.transport.slab import Slab
 from shared_schema.deploy.layout import layout_of
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.service import ServiceSettings, WebhookSettings
 from shared_schema.deploy.settings import DiffusionSettings, Partition, TaskType, partitions_for, tasks_served
 from shared_schema.encode import ShmLanding
 from shared_schema.errors import DeployError
-from shared_schema.tasks import CanvasLimits, Task
+from shared_schema.tasks import Task
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +89,9 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     hold_signals()
     artifacts = Artifacts(settings.state_dir, _shelf(settings))
     service = settings.deployment.service
-    slab = Slab.create(service.slab_folder, service.slab_bytes, f"diffusion-{listener.getsockname()[1]}")
+    size = _slab_size(service.slab_bytes, checkpoint)
+    slab = Slab.create(service.slab_folder, size, f"diffusion-{listener.getsockname()[1]}")
     try:
-        _check_slab(service.slab_bytes, checkpoint.limits, checkpoint.text_dim)
         with contextlib.closing(_receiver(settings, slab, listener)) as receiver:
             asyncio.run(
                 _serve(settings, gpus, checkpoint, tasks_served(partitions), artifacts, slab, receiver, listener)
@@ -146,10 +146,17 @@ def _shelf(settings: DiffusionSettings) -> Shelf | None:
         raise DeployError(f"service.storage.url: {storage.folder} cannot be written: {error.strerror}") from error
 
 
-def _check_slab(size: int, limits: CanvasLimits, text_dim: int) -> None:
-    need = largest_payload(limits, text_dim) + HEADER_BYTES + PAGE
-    if size < need:
-        raise DeployError(f"service.slab_bytes is {size}; the largest legal payload needs {need}")
+def _slab_size(asked: int | None, checkpoint: Checkpoint) -> int:
+    """Room for two of the largest payloads, or what the deploy file says, which may hold none of them."""
+    largest = largest_payload(checkpoint.limits, checkpoint.text_dim)
+    size = slab_for_two(largest) if asked is None else asked
+    if size < largest + LANDING_OVERHEAD:
+        logger.warning(
+            "service.slab_bytes is %d: requests whose payload is larger are refused; the largest has %d bytes",
+            size,
+            largest,
+        )
+    return size
 
 
 async def _serve(
@@ -167,7 +174,7 @@ async def _serve(
     group = _group(settings, checkpoint, tasks, slab.path)
     engine = Engine(group)
     cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
-    encoders = _encoders(settings, receiver, cache, _expected(settings, gpus, checkpoint))
+    encoders = _encoders(settings, receiver, cache, _expected(settings, gpus, checkpoint, slab))
     sender = ShmSender(service.slab_folder)
     health = ServiceHealth(engine, encoders)
     registry = new_registry("diffusion", lambda: overall(health))
@@ -176,7 +183,7 @@ async def _serve(
     feed = JobFeed()
     local = f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}"
     store = SqlJobStore(settings.database_url or local, tell=feed.tell)
-    limits = _limits(settings, checkpoint, tasks)
+    limits = _limits(settings, checkpoint, tasks, slab.largest_landing)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim, checkpoint.revision)
     registry.register(CacheCollector(lambda: cache.stats))
     handover = Handover(encoders, receiver, sender, artifacts, service.lease_s, rules, cache, accounts)
@@ -276,19 +283,19 @@ def _fetcher(service: ServiceSettings, client: PinnedClient, disk: DiskGuard) ->
     return MediaFetcher(client, service.media_hosts, service.media_fetch_s, disk.check)
 
 
-def _expected(settings: DiffusionSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint) -> Expected:
-    room = settings.deployment.service.slab_bytes - PAGE - HEADER_BYTES
+def _expected(settings: DiffusionSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, slab: Slab) -> Expected:
     return Expected(
         weights_revision=checkpoint.revision,
         text_only=settings.deployment.diffusion.text_only,
         connector=settings.deployment.connector,
-        probe_bytes=min(PROBE_BYTES, room),
+        probe_bytes=min(PROBE_BYTES, slab.largest_landing),
         gpus=tuple(gpu.uuid for gpu in gpus),
         share_devices=settings.deployment.diffusion.share_devices,
     )
 
 
-def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task]) -> ServerLimits:
+def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task], landing: int) -> ServerLimits:
+    """`landing` is the most bytes that one payload may have."""
     service, sampling = settings.deployment.service, settings.deployment.diffusion.default_sampling_params
     extra = sampling.extra_args
     defaults = RequestDefaults(
@@ -313,6 +320,7 @@ def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozense
         redirect_s=service.storage.signed_url_s if service.storage.content == "redirect" else None,
         webhook_hosts=service.webhook.hosts,
         takes_encoder_output=not settings.deployment.diffusion.text_only,
+        landing_bytes=landing,
     )
 
 

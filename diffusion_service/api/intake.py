@@ -17,6 +17,7 @@ from diffusion_service.api.hooks import read_webhook
 from diffusion_service.api.plan import check_model, check_prompt, plan_payload, plan_video
 from diffusion_service.api.references import inspect, payload_kinds, read_payload
 from diffusion_service.api.repeats import identify, read_key
+from diffusion_service.api.room import check_room
 from diffusion_service.jobs.artifacts import UploadFolder
 from diffusion_service.jobs.idempotency import Idempotency
 from diffusion_service.jobs.job import Job, VideoPlan
@@ -102,7 +103,9 @@ class Intake:
         limits, drawn = self._deps.limits, secrets.randbelow(2**32)
         if fields.encoder_output is None:
             media = inspect(fields, limits)
-            return plan_video(fields, media.task, media.references, limits, drawn)
+            plan = plan_video(fields, media.task, media.references, limits, drawn)
+            check_room(plan, limits)
+            return plan
         layout = read_payload(fields.encoder_output, limits)
         kinds = payload_kinds(fields, limits)
         return plan_payload(fields, fields.encoder_output, layout, kinds, limits, drawn)

@@ -59,5 +59,7 @@ class ServerLimits:
     """Not in the text-only split: there a payload holds no media, and the ranks encode those of the request."""
     redirect_s: float | None = None
     """Clips in an object store are answered with a URL that is good for that long; None: read through."""
+    landing_bytes: int | None = None
+    """The largest payload that the slab can hold. None: any."""
     poll_after_ms: int = 1000
     """Asked of clients that poll a job."""

@@ -11,6 +11,7 @@ from diffusion_service.api.fields import Fields, Source
 from diffusion_service.api.forms import ENCODER_OUTPUT
 from diffusion_service.api.limits import ServerLimits
 from diffusion_service.api.plan import Reference, choose_task, start_seconds
+from diffusion_service.api.room import check_bytes
 from diffusion_service.api.uploads import UploadedFile
 from shared_runtime.media import check_totals, classify, probe
 from shared_runtime.transport.codec import check_values
@@ -74,6 +75,7 @@ def read_payload(file: UploadedFile, limits: ServerLimits) -> Layout:
     except PayloadError as error:
         place = f"encoder_output {error.slot}" if error.slot else "encoder_output"
         raise InvalidRequest(f"{place}: {error.message}", param=ENCODER_OUTPUT) from error
+    check_bytes(payload.manifest.nbytes, limits, ENCODER_OUTPUT)
     layout, text_dim = payload.layout, payload.manifest.text_dim
     if layout is None or text_dim != limits.text_dim:
         raise InvalidRequest(f"encoder_output has {text_dim} columns, not {limits.text_dim}", param=ENCODER_OUTPUT)

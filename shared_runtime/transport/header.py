@@ -12,6 +12,10 @@ from shared_schema.encode import ShmLanding
 from shared_schema.errors import TransportError
 
 HEADER_BYTES = 64
+PAGE = 4096
+"""Landings begin on pages, so that no two share one."""
+LANDING_OVERHEAD = PAGE // 2
+"""What a landing takes beside its payload, before it is rounded up to pages: half a page with the header at its end."""
 VERSION = 1
 _MAGIC = b"H3EO"
 _FORMAT = struct.Struct("<4sIII16sQQQd")

@@ -6,6 +6,7 @@ that what passes the start-up check can never meet a payload that does not fit.
 
 from math import ceil
 
+from shared_runtime.transport.header import LANDING_OVERHEAD, PAGE
 from shared_schema.encoder_output import ALIGNMENT, AUDIO_WIDTH, ITEM_BYTES, VISUAL_WIDTH
 from shared_schema.tasks import (
     AUDIO_CHANNELS,
@@ -53,6 +54,24 @@ def largest_payload(limits: CanvasLimits, text_dim: int, references: ReferenceLi
         words * ITEM_BYTES["I64"],
     )
     return sum(ceil(nbytes / ALIGNMENT) * ALIGNMENT for nbytes in slots)
+
+
+def slab_for_two(payload: int) -> int:
+    """Bytes of a slab in which two payloads of that size have room beside each other, however they come and go."""
+    return 2 * ceil((payload + LANDING_OVERHEAD) / PAGE) * PAGE
+
+
+def least_payload(text_dim: int, vision_tokens: int, visual_rows: int) -> int:
+    """Bytes that a request's payload has at least: one token of prompt, and what its pictures and videos alone need."""
+    text = (1 + vision_tokens) * (text_dim * ITEM_BYTES["BF16"] + ITEM_BYTES["I64"])
+    return text + visual_rows * VISUAL_WIDTH * ITEM_BYTES["F32"]
+
+
+def picture_rows(width: int, height: int, limits: CanvasLimits) -> int:
+    """Rows of a reference picture, scaled to the reference short edge; the text encoder reads as many tokens."""
+    scale = limits.reference_short_edge / min(width, height)
+    sides = (max(1, round(side * scale / CANVAS_MULTIPLE)) for side in (width, height))
+    return next(sides) * next(sides)
 
 
 def _picture_rows(limits: CanvasLimits, rules: ReferenceLimits) -> int:

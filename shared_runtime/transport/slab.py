@@ -21,6 +21,8 @@ from shared_runtime.transport.codec import checksum as checksum_of
 from shared_runtime.transport.files import SlabFile, create_slab_file
 from shared_runtime.transport.header import (
     HEADER_BYTES,
+    LANDING_OVERHEAD,
+    PAGE,
     LandingState,
     read_header,
     write_checksum,
@@ -31,9 +33,7 @@ from shared_runtime.transport.header import (
 from shared_schema.encode import ShmLanding
 from shared_schema.errors import ChecksumMismatch, LeaseExpired, PayloadError, SlabFull, TransportError, WrongRequest
 
-PAGE = 4096
-"""Pieces begin on pages, so that two landings never share one."""
-_LEAD = PAGE // 2 - HEADER_BYTES
+_LEAD = LANDING_OVERHEAD - HEADER_BYTES
 """Bytes before a header: payloads begin in the middle of a page. Large buffers begin near the start of one, and where
 source and target are equally far into their pages, memcpy has to take a path three to four times slower."""
 
@@ -103,6 +103,11 @@ class Slab:
             file.path.unlink(missing_ok=True)
             os.close(file.fd)
             raise
+
+    @property
+    def largest_landing(self) -> int:
+        """Payload bytes that fit into the empty slab."""
+        return self.size - LANDING_OVERHEAD
 
     def reserve(self, length: int, request_id: str, lease_s: float, now: float) -> ShmLanding:
         """Set room for `length` bytes of payload aside until `now + lease_s` (Unix seconds).

@@ -142,7 +142,8 @@ class ServiceSettings(Settings):
     """For all media of a request together, redirects included."""
     webhook: WebhookSettings = WebhookSettings()
     slab_folder: Path = Path("/dev/shm/minimax-h3")
-    slab_bytes: PositiveInt = 2 * 2**30
+    slab_bytes: PositiveInt | None = None
+    """Of the shared memory in which payloads arrive. None: room for two of the largest that the task limits allow."""
     lease_s: PositiveFloat = 60
     """How long a landing, and an encoding that waits for its push, stay without renewal."""
     encode_timeout_s: PositiveFloat = 600

@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 
-from shared_runtime.transport.header import HEADER_BYTES
-from shared_runtime.transport.sizing import largest_payload
+from shared_runtime.transport.sizing import largest_payload, least_payload, picture_rows, slab_for_two
+from shared_runtime.transport.slab import Slab
 from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL, Manifest
+from shared_schema.errors import SlabFull
 from shared_schema.layout import Block, BlockKind, Layout
 from shared_schema.tasks import CanvasLimits, Task, largest_canvas
 
@@ -33,6 +36,34 @@ def test_the_bound_holds_for_a_payload_near_the_limit_and_is_no_more_than_twice_
     assert heaviest(limits, text_dim) <= largest_payload(limits, text_dim) <= 2 * heaviest(limits, text_dim)
 
 
-def test_the_default_slabs_hold_it() -> None:
-    assert largest_payload(RELEASED, 5120) + HEADER_BYTES < 2 * 2**30
-    assert largest_payload(TINY, 32) + HEADER_BYTES < 64 * 2**20
+def test_the_default_slab_holds_two_of_the_largest_whatever_came_before(folder: Path) -> None:
+    largest = largest_payload(TINY, 32)
+    slab = Slab.create(folder, slab_for_two(largest), "test")
+    first, small = slab.reserve(largest, "1" * 32, 5.0, 0.0), slab.reserve(1, "2" * 32, 5.0, 0.0)
+    with pytest.raises(SlabFull):
+        slab.reserve(largest, "3" * 32, 5.0, 0.0)
+    slab.release(small)
+    second = slab.reserve(largest, "4" * 32, 5.0, 0.0)
+    assert first.offset != second.offset
+    slab.close()
+
+
+def test_the_tiny_presets_slab_holds_many_and_the_released_models_default_is_less_than_three_gib() -> None:
+    assert 20 * largest_payload(TINY, 32) < 64 * 2**20
+    assert 2 * 2**30 < slab_for_two(largest_payload(RELEASED, 5120)) < 3 * 2**30
+
+
+def test_the_least_of_a_payload_is_never_more_than_what_it_really_has() -> None:
+    layout = Layout(Task.REF2VA, 768, 1344, 124, (Block(BlockKind.IMAGE, 0, 0, 128, 128),))
+    shapes = {TEXT: (4096 + 20, 5120), ROLES: (4096 + 20,), VISUAL: (layout.visual_rows, 96), AUDIO: (0,)}
+    real = Manifest.plan(shapes, layout).nbytes
+    rows = picture_rows(3000, 3000, RELEASED)
+    assert rows == layout.visual_rows == 4096
+    assert 0.99 * real < least_payload(5120, rows, rows) <= real
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "rows"), [(3000, 1500, 64 * 128), (900, 900, 4096), (1000, 2500, 64 * 160)]
+)
+def test_a_pictures_rows_follow_its_own_shape(width: int, height: int, rows: int) -> None:
+    assert picture_rows(width, height, RELEASED) == rows

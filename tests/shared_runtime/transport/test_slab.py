@@ -2,9 +2,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from shared_runtime.transport.header import PAGE
 from shared_runtime.transport.held import HeldCopy
 from shared_runtime.transport.shm import ShmSender
-from shared_runtime.transport.slab import PAGE, Slab
+from shared_runtime.transport.slab import Slab
 from shared_schema.encode import PushReceipt, ShmLanding
 from shared_schema.errors import ChecksumMismatch, LeaseExpired, SlabFull, TransportError, WrongRequest
 from tests.shared_runtime.transport.processes import pattern
@@ -47,6 +48,12 @@ def test_a_full_slab_makes_a_push_wait_and_room_comes_back(slab: Slab) -> None:
         slab.reserve(1, TWO, 5.0, NOW)
     slab.release(landings[1])
     assert slab.reserve(2**20 - PAGE, TWO, 5.0, NOW).offset == landings[1].offset
+
+
+def test_the_largest_landing_fits_and_one_byte_more_never_does(slab: Slab) -> None:
+    slab.release(slab.reserve(slab.largest_landing, ONE, 5.0, NOW))
+    with pytest.raises(TransportError, match=str(slab.size)):
+        slab.reserve(slab.largest_landing + 1, ONE, 5.0, NOW)
 
 
 def test_what_can_never_fit_is_another_error_than_full(slab: Slab) -> None:
