@@ -142,7 +142,7 @@ class DiffusionRank:
     def _receive(self, command: Generate) -> tuple[Conditions, Layout | None]:
         """The payload on every rank, which then needs its landing no more. A collective.
 
-        Reading beats a broadcast (see `benchmarks/results/transport.json`), so every rank reads where all of them can.
+        Where all ranks can read the slab they do: that beats a broadcast (`benchmarks/results/transport_cuda.json`).
         """
         if not self._all_read:
             return self._comm.from_leader(lambda: self._take(command))

@@ -1,0 +1,104 @@
+"""The encoder's internal HTTP API towards strangers: the token, and bodies that are no JSON."""
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from encoder_service.encoder import Encoder
+from encoder_service.routes import EncoderDeps, build_app
+from shared_runtime.transport.accounts import TransportAccounts
+from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
+from tests.encoder_service.test_encoder import HeldGroup
+
+ROUTES = (
+    ("GET", "/v1/identity"),
+    ("POST", "/v1/encodings"),
+    ("POST", "/v1/encodings/x/push"),
+    ("POST", "/v1/encodings/x/lease"),
+    ("DELETE", "/v1/encodings/x"),
+    ("POST", "/v1/probes"),
+    ("POST", "/v1/tokens"),
+)
+
+
+def ask(token: str | None, body: Callable[[httpx.AsyncClient, HeldGroup], Awaitable[None]]) -> None:
+    """Run `body` against an encoder whose shared token is `token`."""
+
+    async def run() -> None:
+        group = HeldGroup()
+        registry = CollectorRegistry()
+        encoder = Encoder(group, endpoint="http://e", lease_s=10, accounts=TransportAccounts(registry))
+        identity = EncoderIdentity(
+            schema_version=SCHEMA_VERSION,
+            instance_id=encoder.instance_id,
+            model="tiny",
+            weights_revision="r",
+            text_only=False,
+            connector="SharedMemoryConnector",
+        )
+        app = build_app(EncoderDeps(encoder, group, identity, token, registry))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://e") as client:
+            await body(client, group)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer ", "Bearer s\u00e9same"])
+def test_nothing_is_done_for_a_caller_without_the_token(given: str | None) -> None:  # case 44
+    async def body(client: httpx.AsyncClient, group: HeldGroup) -> None:
+        headers = {} if given is None else {"authorization": given.encode()}
+        for method, path in ROUTES:
+            answer = await client.request(method, path, headers=headers, json={})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_token"), path
+        assert group.asked == []
+        for path in ("/livez", "/health", "/readyz", "/metrics"):
+            assert (await client.get(path)).status_code == 200
+
+    ask("sesame", body)
+
+
+def test_the_token_opens_everything_and_without_one_nothing_is_asked() -> None:
+    async def body(client: httpx.AsyncClient, group: HeldGroup) -> None:
+        answer = await client.get("/v1/identity", headers={"authorization": "Bearer sesame"})
+        assert answer.json()["model"] == "tiny"
+
+    ask("sesame", body)
+    ask(None, body)
+
+
+class Pwn:
+    """Touches a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_is_refused_and_never_loaded(tmp_path: Path) -> None:  # case 44
+    async def body(client: httpx.AsyncClient, group: HeldGroup) -> None:
+        for method, path in ROUTES[1:]:
+            for kind in ("application/json", "application/octet-stream", "multipart/form-data; boundary=x"):
+                sent = pickle.dumps(Pwn(tmp_path / "pwned"))
+                answer = await client.request(method, path, content=sent, headers={"content-type": kind})
+                assert answer.status_code < 500, (path, kind, answer.text)
+        assert not (tmp_path / "pwned").exists()
+        assert (await client.get("/health")).status_code == 200
+
+    ask(None, body)
+
+
+@pytest.mark.parametrize("size", [0, -1, 64 * 2**20 + 1, 2**40])
+def test_a_probe_of_an_impossible_size_reaches_no_rank(size: int) -> None:  # case 44
+    async def body(client: httpx.AsyncClient, group: HeldGroup) -> None:
+        answer = await client.post("/v1/probes", json={"landing": {"kind": "inline"}, "bytes": size})
+        assert 400 <= answer.status_code < 500
+        assert group.asked == []
+
+    ask(None, body)
