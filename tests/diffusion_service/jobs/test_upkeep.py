@@ -46,6 +46,21 @@ def test_a_start_removes_inputs_that_a_killed_service_had_no_time_to_remove(tmp_
     play(tmp_path, scenario, running=False)
 
 
+def test_a_start_removes_a_clip_that_was_published_and_never_written_down(tmp_path: Path) -> None:
+    """A service was killed between the two; the job is made again, and may fail this time."""
+
+    async def scenario(stage: Stage) -> None:
+        job = await stage.add()
+        await stage.store.change(job, lambda each: each.start(1.0))
+        stage.artifacts.part(job).write_bytes(b"clip")
+        stage.artifacts.publish(job)
+        await stage.runner.recover()
+        assert (await stage.job(job)).status == "queued"
+        assert not stage.artifacts.clip(job).exists()
+
+    play(tmp_path, scenario, running=False)
+
+
 def test_record_and_file_of_a_job_expire_together(tmp_path: Path) -> None:
     # cases 3 and 9
     async def scenario(stage: Stage) -> None:
