@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.end_to_end import processes
-from tests.end_to_end.bad_requests import ALL, BOMBS, FIELD, GOOD, Bad
+from tests.end_to_end.bad_requests import ALL, BOMBS, FIELD, FILES, GOOD, Bad
 from tests.end_to_end.clips import file_part, form
 from tests.end_to_end.endless_upload import upload
 from tests.end_to_end.pair import Pair
@@ -59,6 +59,17 @@ def refused(pair: Pair, bad: Bad, cases: Path) -> None:
 @pytest.mark.parametrize("bad", ALL, ids=lambda bad: bad.name)
 def test_a_bad_request_is_refused_by_name(pair: Pair, cases: Path, bad: Bad) -> None:
     refused(pair, bad, cases)
+
+
+def test_sync_refuses_bad_files_with_the_same_words(pair: Pair, cases: Path) -> None:
+    # case 12
+    for bad in FILES:
+        answers = [
+            pair.client.post(path, files=form(bad.form(), [file_part(cases / name, FIELD) for name in bad.files]))
+            for path in ("/v1/videos", "/v1/videos/sync")
+        ]
+        assert [answer.status_code for answer in answers] == [400, 400], bad.name
+        assert answers[0].json() == answers[1].json(), bad.name
 
 
 @pytest.mark.parametrize("bad", BOMBS, ids=lambda bad: bad.name)

@@ -76,3 +76,22 @@ def test_a_urlencoded_body_is_read_too(pair: Pair, path: str) -> None:
     assert answer.status_code == 200, answer.text[:500]
     if path == "/v1/videos":
         assert pair.completed(answer.json()["id"])["num_frames"] == 107
+
+
+@pytest.mark.parametrize(("seconds", "frames"), [(4, 107), (9, 226), (15, 362)])
+def test_what_is_asked_is_made_to_the_frame(pair: Pair, seconds: int, frames: int) -> None:
+    # case 17
+    job = pair.submit({"prompt": "a red ball", "seconds": str(seconds), "size": "64x64", "num_inference_steps": "2"})
+    video = pair.completed(job)
+    assert video["num_frames"] == frames
+    assert video["duration_s"] == pytest.approx(frames / 24, abs=0.001)
+    assert len(read_clip(pair.client.get(f"/v1/videos/{job}/content").content).frames) == frames
+
+
+@pytest.mark.parametrize("size", ["128x64", "64x128", "96x64", "64x64", "128x32"])
+def test_a_size_that_is_accepted_is_made_to_the_pixel(pair: Pair, size: str) -> None:
+    # case 19
+    width, height = size.split("x")
+    short = {"prompt": "a red ball", "num_frames": "107", "num_inference_steps": "2"}
+    for spelled in ({"size": size}, {"width": width, "height": height}):
+        assert sync(pair, {**short, **spelled}).size == size
