@@ -40,10 +40,14 @@ class CallRank:
 
     def __init__(self, comm: RankComm) -> None:
         self._comm = comm
+        self._splits: dict[Mesh, RankComm | None] = {}
+        """Every group of torch costs threads for as long as the process lives."""
 
     def handle(self, command: object, task: TaskHandle) -> object:
         assert isinstance(command, Call)
-        comm = self._comm.split(command.mesh)
+        if command.mesh not in self._splits:
+            self._splits[command.mesh] = self._comm.split(command.mesh)
+        comm = self._splits[command.mesh]
         if comm is None:
             return None
         module, _, name = command.function.partition(":")
