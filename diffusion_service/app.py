@@ -207,8 +207,6 @@ async def _serve(
         await runner.recover()
         app = _app(deps, service)
         await serve(app, listener, life.supervise(ready), life.drain, proxies=service.trusted_proxies)
-    except* DeployError as broken:
-        raise DeployError(str(broken.exceptions[0])) from broken
     finally:
         sender.close()
         await hooks.close()

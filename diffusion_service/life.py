@@ -11,6 +11,7 @@ from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.store import JobStore
 from diffusion_service.webhooks import Webhooks
 from shared_runtime.ranks.group import ProcessGroup
+from shared_schema.errors import DeployError
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,11 @@ class ServiceLife:
     drain_s: float
 
     async def supervise(self, ready: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Run until cancelled, or until a part of it fails; `ready` is called whenever the ranks have become ready."""
+        """Run until cancelled, or until a part of it fails; `ready` is called whenever the ranks have become ready.
+
+        Raises:
+            DeployError: the ranks cannot start with these settings.
+        """
         try:
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self.group.supervise(ready))
@@ -38,6 +43,12 @@ class ServiceLife:
                     parts.create_task(self.feed.follow(self.store))
                 if self.webhooks is not None:
                     parts.create_task(self.webhooks.run())
+        except ExceptionGroup as failed:
+            wrong = failed.subgroup(DeployError)
+            if wrong is None:
+                raise
+            # What `except*` raises would come out as a group again.
+            raise DeployError(str(wrong.exceptions[0])) from failed
         finally:
             self.feed.close()
 
