@@ -20,10 +20,11 @@ DEPLOY ?= $(if $(filter tiny,$(MODEL)),tiny,minimax_h3_disaggregated)
 OVERRIDES ?=
 LORA ?=
 TASK ?=
-# What .ci/run adds to these: killed processes, and Ray clusters, which take minutes to start and stop.
-TESTS ?= tests --ignore=tests/faults --ignore-glob='*/test_ray.py'
-# `-n 2 --dist loadgroup`: two processes, one for the tests of the live pair and one for the rest.
-PARALLEL ?=
+# What .ci/run adds to these takes minutes: killed processes, Ray clusters, and pairs of services of their own.
+LONG := faults $(patsubst %,end_to_end/test_%.py,events guarded nixl reference_matrix several_encoders)
+TESTS ?= tests $(LONG:%=--ignore=tests/%) --ignore-glob='*/test_ray.py'
+# Two processes for them all: one for the tests of the live pair, one for the rest. One for a part.
+PARALLEL ?= $(if $(filter file,$(origin TESTS)),-n 2 --dist loadgroup)
 
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
