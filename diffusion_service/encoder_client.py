@@ -20,6 +20,7 @@ from shared_schema.encode import (
 )
 from shared_schema.errors import (
     ErrorBody,
+    ErrorDetail,
     H3Error,
     InvalidRequest,
     JobFailed,
@@ -136,7 +137,7 @@ class EncoderClient:
             response = await self._http.request(method, url, **arguments)  # type: ignore[arg-type]
             if response.is_success:
                 return response.content
-            error = ErrorBody.model_validate_json(response.content).error
+            error = _error_of(response)
         if error.code == LeaseExpired.default_code:
             raise LeaseExpired(error.message, slot=error.param)
         kind = _KINDS.get(error.code or "")
@@ -145,6 +146,18 @@ class EncoderClient:
         if error.code in ("out_of_memory", "numerical_error", "timeout"):
             raise JobFailed(error.message, code=error.code)  # type: ignore[arg-type]
         raise JobFailed(f"the encoder failed: {error.message}", code="internal_error")
+
+
+def _error_of(response: httpx.Response) -> ErrorDetail:
+    """What an encoder says is wrong.
+
+    Raises:
+        EncoderAway: something between here and there answered in its place.
+    """
+    try:
+        return ErrorBody.model_validate_json(response.content).error
+    except ValidationError as error:
+        raise EncoderAway(f"the encoder does not answer: its URL answers {response.status_code}") from error
 
 
 @contextmanager
