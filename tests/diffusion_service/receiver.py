@@ -48,6 +48,11 @@ class Receiver:
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    """Three services dial with 16 connections each; the five of the library would turn some of them away."""
+
+
 @contextmanager
 def receiving() -> Iterator[Receiver]:
     """A receiver that lives as long as the block."""
@@ -70,7 +75,7 @@ def receiving() -> Iterator[Receiver]:
         def log_message(self, format: str, *args: object) -> None:
             """Quiet."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with _Server(("127.0.0.1", 0), Handler) as server:
         receiver = Receiver(f"http://127.0.0.1:{server.server_port}/hook")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

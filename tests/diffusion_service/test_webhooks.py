@@ -242,8 +242,15 @@ def test_services_that_share_a_store_deliver_each_message_once(run: Callable[...
         jobs = [await bench.ended(store, number=number) for number in range(30)]
         for _ in range(3):
             bench.start()
+
+        def delivered(hook: Webhook) -> bool:
+            if hook.last_error is not None and hook.due_at is not None:
+                # A try that a slow machine lost comes again when it is due.
+                bench.now = max(bench.now, hook.due_at)
+            return hook.state == "delivered"
+
         for job in jobs:
-            await bench.until(store, job.id, lambda hook: hook.state == "delivered")
+            await bench.until(store, job.id, delivered)
         ids = [message.id for message in bench.receiver.messages]
         assert len(ids) == len(set(ids)) == 30
 
