@@ -23,8 +23,8 @@ TASK ?=
 # What .ci/run adds to these takes minutes: killed processes, Ray clusters, and pairs of services of their own.
 LONG := faults $(patsubst %,end_to_end/test_%.py,events guarded nixl reference_matrix several_encoders)
 TESTS ?= tests $(LONG:%=--ignore=tests/%) --ignore-glob='*/test_ray.py'
-# Two processes for them all: one for the tests of the live pair, one for the rest. One for a part.
-PARALLEL ?= $(if $(filter file,$(origin TESTS)),-n 2 --dist loadgroup)
+# `-n 2 --dist loadgroup`: two processes, one for the tests of the live pair and one for the rest; for more than two cores.
+PARALLEL ?=
 
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
