@@ -29,7 +29,8 @@ WRONG_IN_LOG = ("Traceback", " ERROR ", " CRITICAL ")
 def fuzz(service: Service, seconds: int, seed: int) -> list[str]:
     """What was wrong with the answers of one service."""
     command = ["schemathesis", "--config-file", str(CONFIG), "run", f"{service.url}/openapi.json"]
-    command += ["--max-time", str(seconds), "--seed", str(seed), "--no-shrink", "--phases", "coverage,fuzzing,stateful"]
+    # The stateful phase cannot draw files of a form (schemathesis 4.32: "Unsupported type: 'Binary'").
+    command += ["--max-time", str(seconds), "--seed", str(seed), "--no-shrink", "--phases", "coverage,fuzzing"]
     print(f"\n=== {service.package}: {' '.join(command)}", flush=True)
     program = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
     with tempfile.TemporaryDirectory(prefix="h3-fuzz-") as folder:
