@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from diffusion_service.handover import PayloadRules, check_manifest
-from diffusion_service.jobs.job import PlannedReference, VideoPlan
+from diffusion_service.jobs.job import PlannedReference
 from shared_schema.encoder_output import LAYOUT, ROLES, TEXT, TEXT_ONLY_SLOTS, Manifest, SlotSpec
 from shared_schema.errors import (
     LayoutInvalid,
@@ -19,24 +19,14 @@ from shared_schema.errors import (
 )
 from shared_schema.layout import Block, BlockKind, Layout
 from shared_schema.tasks import Task
+from tests.diffusion_service.jobs import made
 from tests.payloads import TEXT_DIM
 
 TOKENS = 5
 FULL, TEXT_ALONE = PayloadRules(text_only=False, text_dim=TEXT_DIM), PayloadRules(text_only=True, text_dim=TEXT_DIM)
 IMAGE = PlannedReference(kind="image", file="0", sha256="0" * 64, bytes=1, width=64, height=96)
-PLAN = VideoPlan(
-    model="tiny",
-    task=Task.FL2VA,
-    prompt="x",
-    height=64,
-    width=96,
-    num_frames=107,
-    num_inference_steps=2,
-    flow_shift=12.0,
-    audio_flow_shift=3.0,
-    seed=1,
-    keyframes=(0, -1),
-    references=(IMAGE, IMAGE),
+PLAN = made.PLAN.model_copy(
+    update={"task": Task.FL2VA, "keyframes": (0, -1), "references": (IMAGE, IMAGE)},
 )
 LAYOUT_OF_PLAN = Layout(Task.FL2VA, 64, 96, 107, (Block(BlockKind.IMAGE, 0, 0, 4, 6),) * 2, (0, -1))
 

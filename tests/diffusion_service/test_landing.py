@@ -13,7 +13,7 @@ from diffusion_service.encoder_client import EncoderAway
 from diffusion_service.encoders import Encoders
 from diffusion_service.handover import Handover, Landed, PayloadRules
 from diffusion_service.jobs.artifacts import Artifacts
-from diffusion_service.jobs.job import Job, VideoPlan
+from diffusion_service.jobs.job import Job
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.slab import Slab
@@ -22,21 +22,10 @@ from shared_schema.errors import ChecksumMismatch, NotReady, RankDied
 from shared_schema.layout import Layout
 from shared_schema.tasks import Task
 from shared_schema.videos import Phase
+from tests.diffusion_service.jobs.made import PLAN
 from tests.payloads import TEXT_DIM, payload_of
 
 LAYOUT = Layout(Task.T2VA, 64, 96, 107)
-PLAN = VideoPlan(
-    model="tiny",
-    task=Task.T2VA,
-    prompt="a ball",
-    height=64,
-    width=96,
-    num_frames=107,
-    num_inference_steps=2,
-    flow_shift=12.0,
-    audio_flow_shift=3.0,
-    seed=1,
-)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,13 +36,8 @@ def checkpoint() -> Path:
 def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Pair]:
     """Two live services for the whole session; after it nothing of them may be left."""
     pair = make_pair(tmp_path_factory.mktemp("pair"), str(checkpoint))
-    try:
-        pair.start()
+    with pair.running():
         yield pair
-    finally:
-        wrong = pair.close()
-        shutil.rmtree(pair.slabs)
-    assert not wrong, "\n".join([*wrong, pair.tails()])
 
 
 @pytest.fixture(scope="session")

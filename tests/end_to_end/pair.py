@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,9 +10,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import httpx
 
@@ -216,6 +219,17 @@ class Pair:
         kept = re.compile(r"jobs\.sqlite3(-wal|-shm)?|lock|video_[0-9a-f]{32}(_\d+)?\.mp4")
         files = [path for path in self.state.rglob("*") if path.is_file()]
         return [f"file {path}" for path in files if not kept.fullmatch(path.name)]
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Both are ready inside; afterwards they end in order, and nothing of them may be left."""
+        try:
+            self.start()
+            yield self
+        finally:
+            wrong = self.close()
+            shutil.rmtree(self.slabs)
+        assert not wrong, "\n".join([*wrong, self.tails()])
 
     def close(self) -> list[str]:
         """Stop what runs, by TERM; what was wrong about it. Nothing of the pair is left afterwards."""

@@ -26,13 +26,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator
     configs = root / "configs"
     shutil.copytree(checkpoint, configs, ignore=shutil.ignore_patterns("*.safetensors*"))
     pair = make_pair(root, str(configs), base="dummy.yaml")
-    try:
-        pair.start()
+    with pair.running():
         yield pair
-    finally:
-        wrong = pair.close()
-        shutil.rmtree(pair.slabs)
-    assert not wrong, "\n".join([*wrong, pair.tails()])
 
 
 def test_a_clip_is_made_and_its_job_says_of_what(pair: Pair) -> None:

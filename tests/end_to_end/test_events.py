@@ -1,7 +1,6 @@
 """Events and webhooks of a live pair, over the end and the new start of its service."""
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,13 +37,8 @@ def told(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator
     secret.write_text(SECRET)
     hook = f"{{hosts: [{{host: 127.0.0.1, private: true}}], secret_file: {secret}}}"
     pair = make_pair(root, str(checkpoint), {"webhook": hook, "drain_s": DRAIN_S})
-    try:
-        pair.start()
+    with pair.running():
         yield pair
-    finally:
-        wrong = pair.close()
-        shutil.rmtree(pair.slabs)
-    assert not wrong, "\n".join([*wrong, pair.tails()])
 
 
 def events_of(pair: Pair, job: str) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """A pair with keys, limits and media by URL: what a deployment that strangers reach is set to."""
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -45,13 +44,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, keys: dict[
     settings = {**SETTINGS, "keys_file": keys["file"]}
     pair = make_pair(tmp_path_factory.mktemp("guarded"), str(checkpoint), settings)
     pair.client.headers["authorization"] = f"Bearer {keys['root']}"
-    try:
-        pair.start()
+    with pair.running():
         yield pair
-    finally:
-        wrong = pair.close()
-        shutil.rmtree(pair.slabs)
-    assert not wrong, "\n".join([*wrong, pair.tails()])
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Two live services with NIXL between them: the same clips as over shared memory, and faults of either end."""
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +21,8 @@ def nixl(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator
     root = tmp_path_factory.mktemp("nixl")
     service = {"lease_s": 20, "conditioning_cache_bytes": 0}
     pair = make_pair(root, str(checkpoint), service, base=nixl_over(root, "tiny"))
-    try:
-        pair.start()
+    with pair.running():
         yield pair
-    finally:
-        wrong = pair.close()
-        shutil.rmtree(pair.slabs)
-    assert not wrong, "\n".join([*wrong, pair.tails()])
 
 
 def digest(pair: Pair, job: str) -> tuple[object, object]:

@@ -1,6 +1,5 @@
 """Groups of several ranks through HTTP: what each holds, bad requests beside good ones, and both splits alike."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +23,8 @@ LATEST_S = 5.0
 @contextmanager
 def running(root: Path, checkpoint: Path, base: str) -> Iterator[Pair]:
     pair = make_pair(root, str(checkpoint), base=base)
-    try:
-        pair.start()
+    with pair.running():
         yield pair
-    finally:
-        wrong = pair.close()
-        shutil.rmtree(pair.slabs)
-    assert not wrong, "\n".join([*wrong, pair.tails()])
 
 
 @pytest.fixture(scope="module")

@@ -34,13 +34,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator
     shutil.copytree(checkpoint, bare, ignore=shutil.ignore_patterns("vae", "audio_vae", "transformer*"))
     pair = make_pair(root, str(checkpoint), base="text.yaml")
     pair.encoder.arguments[pair.encoder.arguments.index("--model") + 1] = str(bare)
-    try:
-        pair.start()
+    with pair.running():
         yield pair
-    finally:
-        wrong = pair.close()
-        shutil.rmtree(pair.slabs)
-    assert not wrong, "\n".join([*wrong, pair.tails()])
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """A live pair that may be harmed: whatever a test killed runs again before the next one begins."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,13 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def harmed_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The pair of this folder, with short limits."""
     pair = make_pair(tmp_path_factory.mktemp("harmed"), str(tiny_checkpoint()), LIMITS)
-    try:
-        pair.start()
+    with pair.running():
         yield pair
-    finally:
-        wrong = pair.close()
-        shutil.rmtree(pair.slabs)
-    assert not wrong, "\n".join([*wrong, pair.tails()])
 
 
 @pytest.fixture(scope="session")

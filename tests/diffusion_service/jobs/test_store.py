@@ -8,29 +8,17 @@ from pathlib import Path
 import pytest
 
 from diffusion_service.jobs.idempotency import Idempotency
-from diffusion_service.jobs.job import Job, JobFailure, LeaseLost, Transition, VideoPlan
+from diffusion_service.jobs.job import Job, JobFailure, LeaseLost, Transition
 from diffusion_service.jobs.memory import MemoryJobStore
 from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.jobs.store import Changes, Held, JobStore
 from diffusion_service.jobs.webhook import Webhook
 from diffusion_service.scheduler import Waiting
 from shared_schema.errors import Conflict, InvalidRequest, KeyBusy, NotFound, QueueFull
-from shared_schema.tasks import Task
+from tests.diffusion_service.jobs.made import PLAN
 
 RETENTION_S = 60.0
 LOST = JobFailure(code="worker_died", message="its service is gone")
-PLAN = VideoPlan(
-    model="tiny",
-    task=Task.T2VA,
-    prompt="a red ball",
-    height=64,
-    width=96,
-    num_frames=107,
-    num_inference_steps=2,
-    flow_shift=12.0,
-    audio_flow_shift=3.0,
-    seed=1,
-)
 Check = Callable[[JobStore], Awaitable[None]]
 
 
