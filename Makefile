@@ -23,8 +23,6 @@ TASK ?=
 # What .ci/run adds to these takes minutes: killed processes, Ray clusters, and pairs of services of their own.
 LONG := faults $(patsubst %,end_to_end/test_%.py,events guarded nixl reference_matrix several_encoders)
 TESTS ?= tests $(LONG:%=--ignore=tests/%) --ignore-glob='*/test_ray.py'
-# `-n 2 --dist loadgroup`: two processes, one for the tests of the live pair and one for the rest; for more than two cores.
-PARALLEL ?=
 
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
@@ -84,7 +82,7 @@ serve:
 	$(BIN)/python -m video_client.pair --model "$(MODEL)" --deploy-config "$(DEPLOY)" $(if $(OVERRIDES),--stage-overrides '$(OVERRIDES)') $(if $(LORA),--lora-path "$(LORA)") $(if $(TASK),--task-type "$(TASK)")
 
 test:
-	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
+	$(BIN)/python -m pytest $(TESTS)
 
 faults:
 	FAULT_MATRIX=whole $(BIN)/python -m pytest tests/faults

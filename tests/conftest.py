@@ -9,16 +9,6 @@ from tests.cases.make_cases import shared_cases
 from tests.postgres import PostgresServer, postgres_server
 from tests.ranks import Ranks, rank_groups
 
-PAIR = Path(__file__).parent / "end_to_end"
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What pytest-xdist keeps in one process: the tests of a file, and all that share the live pair."""
-    for item in items:
-        shares_pair = PAIR in item.path.parents
-        item.add_marker(pytest.mark.xdist_group("pair" if shares_pair else str(item.path.relative_to(PAIR.parent))))
-
 
 @pytest.fixture(scope="session")
 def cases() -> Path:
