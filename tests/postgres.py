@@ -23,9 +23,9 @@ class PostgresServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._programs = _programs()
-        # PostgreSQL refuses to run as root.
+        # PostgreSQL refuses to run as root; whom it runs as instead may not reach a folder of root's.
         self._user = "nobody" if os.geteuid() == 0 else None
+        self._programs = _programs() if self._user is None else _copied(_programs(), folder / "programs")
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count()
         if self._user is not None:
@@ -80,6 +80,16 @@ def _programs() -> Path:
     assert spec is not None
     assert spec.submodule_search_locations is not None
     return next(Path(spec.submodule_search_locations[0]).glob("*/bin/postgres")).parent
+
+
+def _copied(programs: Path, target: Path) -> Path:
+    """A copy of the programs, with what they look for beside them."""
+    package, install = programs.parents[1], programs.parent
+    shutil.copytree(install, target / package.name / install.name, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, target / libraries.name, symlinks=True)
+    return target / package.name / install.name / programs.name
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[
         second.start()
         pair.start()
         second.wait_ready()
+        wait_trusted(pair, pair.encoder, second)
         yield pair, second
     finally:
         if second.process is not None and second.process.poll() is None:
@@ -62,17 +63,22 @@ def test_an_encoder_that_is_away_is_passed_by(two: tuple[Pair, Service], cases: 
     assert pair.diffusion.ready()
     second.start()
     second.wait_ready()
-    processes.wait_until(lambda: trusted(pair, second), 30, "the encoder that came back is trusted")
+    wait_trusted(pair, second)
     before = pushed(second)
     for job in submit(pair, cases, *(f"back {n}" for n in range(3))):
         pair.completed(job)
     assert pushed(second) > before
 
 
-def trusted(pair: Pair, encoder: Service) -> bool:
-    """Whether the diffusion service's last word on an encoder is that it is ready."""
-    *_, last = pair.diffusion.log.read_text().split(f"encoder at {encoder.url}: ")
-    return last.startswith("ready")
+def wait_trusted(pair: Pair, *encoders: Service) -> None:
+    """Return when the diffusion service's last word on each of them is that it is ready."""
+    for encoder in encoders:
+        word = f"encoder at {encoder.url}: "
+        processes.wait_until(
+            lambda word=word: pair.diffusion.log.read_text().rpartition(word)[2].startswith("ready"),
+            30,
+            f"{word}ready",
+        )
 
 
 def test_jobs_encoded_ahead_survive_the_death_of_their_encoder(two: tuple[Pair, Service], cases: Path) -> None:
