@@ -2,9 +2,10 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlsplit
 
 from diffusion_service.keys import read_keys
 from diffusion_service.keys_command import run_keys
@@ -16,6 +17,7 @@ from shared_runtime.command_line import (
     common_flags,
     deployment_of,
     http_url,
+    is_loopback,
     leave_when_told,
     model_of,
     read_command,
@@ -23,7 +25,7 @@ from shared_runtime.command_line import (
     server_arguments,
 )
 from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
-from shared_runtime.transport.nixl_process import probe_nixl
+from shared_runtime.transport.nixl_process import keep_on_loopback, probe_nixl
 from shared_schema.deploy.load import resolved_text
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.served import check_served
@@ -95,7 +97,7 @@ def diffusion_settings(command: Command, deployment: Deployment) -> DiffusionSet
     )
 
 
-def check_startable(settings: DiffusionSettings, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+def check_startable(settings: DiffusionSettings, environment: MutableMapping[str, str]) -> tuple[Gpu, ...]:
     """What can be known before a rank starts: GPUs, port, and what this version serves. Returns the stage's GPUs.
 
     Raises:
@@ -110,5 +112,7 @@ def check_startable(settings: DiffusionSettings, environment: Mapping[str, str])
         read_keys(settings.deployment.service.keys_file)
     check_port(settings.host, settings.port)
     if settings.deployment.nixl is not None:
+        if all(is_loopback(urlsplit(url).hostname or "") for url in settings.encoder_urls):
+            keep_on_loopback(environment)
         probe_nixl()
     return gpus

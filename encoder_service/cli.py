@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 
 from shared_runtime.command_line import (
     Command,
@@ -18,7 +18,7 @@ from shared_runtime.command_line import (
     server_arguments,
 )
 from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
-from shared_runtime.transport.nixl_process import probe_nixl
+from shared_runtime.transport.nixl_process import keep_on_loopback, probe_nixl
 from shared_schema.deploy.load import resolved_text
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.served import check_served
@@ -76,7 +76,7 @@ def encoder_settings(command: Command, deployment: Deployment) -> EncoderSetting
     return EncoderSettings(**server, insecure_internal=insecure)
 
 
-def check_startable(settings: EncoderSettings, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+def check_startable(settings: EncoderSettings, environment: MutableMapping[str, str]) -> tuple[Gpu, ...]:
     """What can be known before a rank starts: GPUs, port, and what this version serves. Returns the stage's GPUs.
 
     Raises:
@@ -89,5 +89,7 @@ def check_startable(settings: EncoderSettings, environment: Mapping[str, str]) -
     check_served(settings.deployment)
     check_port(settings.host, settings.port)
     if settings.deployment.nixl is not None:
+        if is_loopback(settings.host):
+            keep_on_loopback(environment)
         probe_nixl()
     return gpus

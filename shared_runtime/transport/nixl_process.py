@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -164,6 +164,11 @@ class AgentProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
         return not self.alive
+
+
+def keep_on_loopback(environment: MutableMapping[str, str]) -> None:
+    """Have UCX open its ports on loopback alone, for two services of one host; `UCX_NET_DEVICES` says otherwise."""
+    environment.setdefault("UCX_NET_DEVICES", "lo")
 
 
 def probe_nixl() -> None:

@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 MARK = "PAIR_UNDER_TEST"
 """Environment variable that every process of a pair inherits: it finds orphans, which have no parent to ask."""
+_LISTEN = "0A"
+"""State of a socket in /proc/net/tcp."""
 
 
 def marked(mark: str) -> set[int]:
@@ -79,6 +81,16 @@ def wait_until(condition: Callable[[], T], timeout_s: float, what: str, every_s:
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
         time.sleep(every_s)
     return value
+
+
+def listening(pids: Iterable[int]) -> set[str]:
+    """Addresses, as hexadecimal digits, on which any of the processes listens for TCP."""
+    sockets = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            sockets |= {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == _LISTEN and f"socket:[{row[9]}]" in sockets}
 
 
 def _all_pids() -> list[int]:

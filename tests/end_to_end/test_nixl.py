@@ -44,6 +44,11 @@ def test_options_without_effect_are_logged_once_by_each_service(nixl: Pair) -> N
     assert httpx.get(f"{nixl.encoder.url}/v1/identity").json()["connector"] == "NixlConnector"
 
 
+def test_two_services_of_one_host_listen_on_loopback_alone(nixl: Pair) -> None:
+    nixl.completed(nixl.submit(TEXT.fields()))
+    assert processes.listening(processes.marked(nixl.mark)) == {"0100007F"}
+
+
 def agents(pair: Pair) -> list[int]:
     """Processes that hold a receiving agent."""
     return [pid for pid in processes.marked(pair.mark) if CHILD in processes.command_line(pid)]

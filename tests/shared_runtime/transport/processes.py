@@ -70,7 +70,10 @@ def _tell(*words: object) -> None:
 
 
 def _own(folder: Path, size: int, user: int) -> None:
-    """Own a slab until told to end. The user changes late: another user may not even read this interpreter."""
+    """Own a slab until told to end; every length that comes in gets a landing.
+
+    The user changes late: another user may not even read this interpreter.
+    """
     os.seteuid(user)
     try:
         slab = Slab.create(folder, size, "child")
@@ -78,7 +81,8 @@ def _own(folder: Path, size: int, user: int) -> None:
         _tell(type(error).__name__, error)
         return
     _tell(slab.path)
-    sys.stdin.readline()
+    while length := sys.stdin.readline().strip():
+        _tell(slab.reserve(int(length), "3" * 32, 30.0, time.time()).model_dump_json())
     slab.close()
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from shared_runtime.transport.header import HEADER_BYTES
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.slab import Slab
 from shared_schema.encode import ShmLanding
-from shared_schema.errors import ChecksumMismatch, LeaseExpired, TransportError, WrongRequest
-from tests.shared_runtime.transport.processes import child, pattern
+from shared_schema.errors import ChecksumMismatch, LeaseExpired, WrongRequest
+from tests.shared_runtime.transport.processes import Child, child, pattern
 
 MIB = 2**20
 ONE = "1" * 32
@@ -109,22 +110,48 @@ def test_a_sender_killed_at_any_time_costs_its_landing_and_the_next_one_arrives(
     assert (slab.stats.bytes_in_use, slab.stats.quarantined, slab.stats.lapsed_total) == (0, 0, 1)
 
 
-@pytest.mark.parametrize("when", ["before", "during"])
-def test_an_owner_killed_at_any_time_ends_the_push_and_its_slab_goes(folder: Path, when: str) -> None:  # cases 40, 46
-    with child("own", folder, 4 * MIB) as owner:
-        path = owner.hear()
-        landing = ShmLanding(path=path, offset=0, length=MIB, generation=1, request_id=ONE, deadline=time.time() + 30)
-        sender = ShmSender(folder)
-        if when == "during":
-            with pytest.raises(TransportError):  # nothing was reserved there: the slab is mapped all the same
-                sender.push_bytes(landing, memoryview(bytes(MIB)))
-        owner.process.send_signal(signal.SIGKILL)
-        owner.process.wait(10)
+def restarted_owner(owner: Child, folder: Path) -> Slab:
+    """The slab of an owner that was killed and started anew."""
+    owner.process.send_signal(signal.SIGKILL)
+    owner.process.wait(10)
     slab = Slab.create(folder, 4 * MIB, "next")
     assert slab.stats.swept_total == 1
-    with pytest.raises(TransportError, match="not on this host"):
-        sender.push_bytes(landing, memoryview(bytes(MIB)))
-    transfer(slab, sender, MIB, 1)
-    sender.close()
+    return slab
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_an_owner_killed_at_any_time_costs_its_slab_and_nothing_of_the_next(
+    folder: Path, when: str
+) -> None:  # cases 40, 46
+    with child("own", folder, 4 * MIB) as owner, child("push", folder, "stop") as sender:
+        old_path, _ = owner.hear(), sender.hear()
+        owner.say(str(MIB))
+        old = owner.hear()
+        if when == "before":
+            slab = restarted_owner(owner, folder)
+            sender.say(old)
+            assert sender.hear().startswith("TransportError")
+        else:
+            sender.say(old)
+            assert sender.hear() == "half"
+        if when == "during":
+            slab = restarted_owner(owner, folder)
+        ours = slab.reserve(MIB, ONE, 30.0, time.time()) if when != "after" else None
+        if when != "before":  # an owner that is gone tells nobody: the rest goes where nobody looks any more
+            sender.say("")
+            assert sender.hear().startswith("pushed")
+        if when == "after":
+            slab = restarted_owner(owner, folder)
+        ours = ours or slab.reserve(MIB, ONE, 30.0, time.time())
+        assert not any(slab.path.read_bytes()[ours.offset + HEADER_BYTES :])
+        sender.say(ours.model_dump_json())
+        if when == "before":
+            assert sender.hear() == "half"
+            sender.say("")
+        slab.verify(ours, sender.hear().split()[1])
+        assert slab.view(ours) == pattern(ours)
+        slab.release(ours)
+        assert old_path not in Path(f"/proc/{sender.pid}/maps").read_text()
+    assert (slab.stats.bytes_in_use, slab.stats.quarantined) == (0, 0)
     slab.close()
     assert list(folder.iterdir()) == []
