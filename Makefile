@@ -20,9 +20,7 @@ DEPLOY ?= $(if $(filter tiny,$(MODEL)),tiny,minimax_h3_disaggregated)
 OVERRIDES ?=
 LORA ?=
 TASK ?=
-# What .ci/run adds to these takes minutes: killed processes, Ray clusters, and pairs of services of their own.
-LONG := faults $(patsubst %,end_to_end/test_%.py,events guarded nixl reference_matrix several_encoders)
-TESTS ?= tests $(LONG:%=--ignore=tests/%) --ignore-glob='*/test_ray.py'
+TESTS ?= tests -m 'not slow'
 
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
@@ -38,7 +36,7 @@ help:
 	@echo "make setup   make $(VENV) from constraints.txt"
 	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/"
 	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK=)"
-	@echo "make test    run the tests (TESTS=tests/shared_schema for a part)"
+	@echo "make test    run the tests but the slow ones, which .ci/run adds (TESTS=tests/shared_schema for a part)"
 	@echo "make faults  kill and stop every process of a pair in every phase (.ci/run faults: a part of it)"
 	@echo "make crash   200 jobs while processes are killed at random for MINUTES=10 (SEED= DATABASE=postgres)"
 	@echo "make fuzz    random requests to both services for FUZZ_SECONDS=600 each (SEED=)"

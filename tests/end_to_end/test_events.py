@@ -17,6 +17,8 @@ from tests.end_to_end.pair import START_S, Pair, make_pair
 from video_client import events as events_module
 from video_client.client import VideoClient
 
+pytestmark = pytest.mark.slow
+
 LONG = {**TEXT.fields(), "size": "128x64", "num_frames": "362", "num_inference_steps": "200"}
 DRAIN_S = 1.0
 STREAMS = 20

@@ -19,6 +19,8 @@ from tests.end_to_end.bad_requests import GOOD
 from tests.end_to_end.clips import file_part, form
 from tests.end_to_end.pair import Pair, make_pair
 
+pytestmark = pytest.mark.slow
+
 RETENTION_S = 40
 SYNC_S = 3
 SETTINGS: dict[str, object] = {

@@ -12,6 +12,8 @@ from tests.end_to_end import processes
 from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair, make_pair, nixl_over
 
+pytestmark = pytest.mark.slow
+
 CHILD = "shared_runtime.transport.nixl_child"
 CLIPS = [clip for clip in EQUAL_CLIPS if clip.name in ("t2va", "fl2va_both", "ref2va_mixed")]
 

@@ -13,6 +13,8 @@ from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair, make_pair
 from tests.ray_cluster import RayCluster, ray_cluster
 
+pytestmark = pytest.mark.slow
+
 (MIXED,) = (clip for clip in EQUAL_CLIPS if clip.name == "ref2va_mixed")
 LONG = {**TEXT.fields(), "num_frames": "362", "num_inference_steps": "150"}
 GONE_S = 15.0

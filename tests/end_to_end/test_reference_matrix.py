@@ -16,6 +16,8 @@ from tests.cases.videos import Recipe, constant, write_video
 from tests.end_to_end.clips import FilePart, file_part
 from tests.end_to_end.pair import Pair
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 2.0
 MOST_VIDEOS = 3
 JOB_S = 120.0

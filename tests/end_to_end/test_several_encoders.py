@@ -12,6 +12,8 @@ from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair, Service, free_port, make_pair
 from tests.end_to_end.test_conditioning_cache import metric
 
+pytestmark = pytest.mark.slow
+
 PICTURES = EQUAL_CLIPS[3]
 
 

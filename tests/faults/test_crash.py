@@ -7,6 +7,8 @@ import pytest
 from tests.faults.crash import crash
 from tests.faults.storm import draw
 
+pytestmark = pytest.mark.slow
+
 STORM_S, JOBS, EVERY_S = 60.0, 24, 10.0
 """The same storms every time, so that a change is judged and not luck; `make crash` draws another one."""
 

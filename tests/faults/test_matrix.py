@@ -16,6 +16,8 @@ from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair, make_pair
 from tests.faults.matrix import GATES, STATED_S, TYPED, Fault, Gates, in_ci, pid_of, service_of, strike, whole
 
+pytestmark = pytest.mark.slow
+
 LIMITS = {"stuck_s": 3, "dead_s": 3, "drain_s": 4, "conditioning_cache_bytes": 0, "encode_timeout_s": 20, "lease_s": 10}
 PICTURES = next(clip for clip in EQUAL_CLIPS if clip.name == "fl2va_both")
 ALL = os.environ.get("FAULT_MATRIX") == "whole"

@@ -26,7 +26,7 @@ from tests.end_to_end.processes import resident_mib
 from tests.shared_runtime.transport.over_nixl import LATEST_S, MIB, arrives, receiving, reserved, wait_until
 from tests.shared_runtime.transport.processes import Child, child, pattern, wait_until_stopped
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 LARGE = 256 * MIB
 SLAB = LARGE + 16 * MIB
 """Room for one large landing at a time: whoever comes next gets the memory of the one before."""

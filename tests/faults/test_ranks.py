@@ -10,6 +10,8 @@ from tests.end_to_end import processes
 from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair, Service
 
+pytestmark = pytest.mark.slow
+
 NOTICED_S = 10.0
 IMPORTS_S = 90.0
 """A new forker imports torch before it can fork: 10 s on a machine that does nothing else."""

@@ -10,6 +10,8 @@ from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import GONE_S, Pair
 from tests.faults.test_ranks import LONG, SERVICES, service_of
 
+pytestmark = pytest.mark.slow
+
 MIXED = EQUAL_CLIPS[8]
 TYPED = ("encoder_unavailable", "worker_died", "transfer_failed", "timeout", "cancelled")
 

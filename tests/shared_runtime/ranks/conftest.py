@@ -16,7 +16,7 @@ def cluster() -> Iterator[RayCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module", params=["mp", "ray"])
+@pytest.fixture(scope="module", params=["mp", pytest.param("ray", marks=pytest.mark.slow)])
 def two(request: pytest.FixtureRequest) -> Iterator[LivingGroup]:
     """A group of two puppets, on each backend."""
     if request.param == "ray":

@@ -18,7 +18,7 @@ from tests.shared_runtime.ranks.puppet import Steps
 
 BARE = "tests.shared_runtime.ranks.bare:main"
 QUICK = GroupLimits(stuck_s=2.0, dead_s=3.0, load_s=60.0, place_s=6.0)
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 
 def group_of(ranks: int, device: str = "cpu") -> ProcessGroup:
