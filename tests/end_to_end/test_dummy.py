@@ -10,6 +10,8 @@ import pytest
 from tests.end_to_end.clips import TEXT
 from tests.end_to_end.pair import Pair, make_pair
 
+pytestmark = pytest.mark.slow
+
 DUMMY = """
 base_config: tiny
 stages:

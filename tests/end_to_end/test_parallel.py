@@ -14,6 +14,8 @@ from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair, make_pair, nixl_over
 from tests.end_to_end.test_text_only import TEXT_ONLY
 
+pytestmark = pytest.mark.slow
+
 CLIPS = [clip for clip in EQUAL_CLIPS if clip.name in ("t2va", "fl2va_both", "ref2va_mixed")]
 BAD = ({"seconds": "2", "num_frames": None}, {"size": "0x64"}, {"extra_params": '{"task": "nope"}'})
 LATEST_S = 5.0

@@ -14,6 +14,8 @@ from tests.end_to_end.clips import EQUAL_CLIPS, TEXT, Clip
 from tests.end_to_end.pair import Pair, make_pair
 from tests.end_to_end.test_own_encoder_output import encode
 
+pytestmark = pytest.mark.slow
+
 TEXT_ONLY = """
 base_config: tiny
 stages:

@@ -225,6 +225,7 @@ def test_an_agent_stays_until_its_other_landings_are_over(
     receiver.release(later)
 
 
+@pytest.mark.slow
 def test_200_leases_racing_their_pushes_are_right_or_lapsed(  # cases 34, 46
     receiver: NixlReceiver, slab: Slab, sender: NixlSender
 ) -> None:
@@ -269,6 +270,7 @@ def counts(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
 
 
+@pytest.mark.slow
 def test_10_000_transfers_leave_memory_threads_and_files_as_they_were(
     receiver: NixlReceiver, slab: Slab, sender: NixlSender
 ) -> None:

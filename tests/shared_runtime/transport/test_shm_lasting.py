@@ -16,6 +16,8 @@ from shared_schema.encode import ShmLanding
 from shared_schema.errors import ChecksumMismatch, LeaseExpired, WrongRequest
 from tests.shared_runtime.transport.processes import Child, child, pattern
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 ONE = "1" * 32
 
