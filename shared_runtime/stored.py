@@ -73,6 +73,16 @@ class StoredTensor:
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    place: slice
+    """Its bytes in the file."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """What the header of a safetensors file says."""
+
+    tensors: dict[str, StoredTensor]
+    metadata: dict[str, str]
 
 
 def component_folder(path: Path, component: Component) -> Path:
@@ -178,20 +188,32 @@ def stored_tensors(path: Path, component: Component) -> dict[str, StoredTensor]:
 
 
 def _header(file: Path) -> dict[str, StoredTensor]:
+    return read_header(file).tensors
+
+
+def read_header(file: Path) -> StoredFile:
+    """Tensors and metadata of a safetensors file; no value is read.
+
+    Raises:
+        DeployError: no such file, or it is not whole.
+    """
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
             if size > _LONGEST_HEADER:
                 raise ValueError(f"a header of {size} bytes")
             entries: dict[str, Any] = json.loads(stream.read(size))
-        end = 8 + size + max((e["data_offsets"][1] for n, e in entries.items() if n != "__metadata__"), default=0)
+        metadata = dict(entries.pop("__metadata__", {}))
+        end = 8 + size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         if file.stat().st_size != end:
             raise ValueError(f"{file.stat().st_size} bytes where its header says {end}")
-        return {
-            name: StoredTensor(file, entry["dtype"], tuple(entry["shape"]))
+        tensors = {
+            name: StoredTensor(
+                file, entry["dtype"], tuple(entry["shape"]), slice(*(8 + size + at for at in entry["data_offsets"]))
+            )
             for name, entry in entries.items()
-            if name != "__metadata__"
         }
+        return StoredFile(tensors, metadata)
     except FileNotFoundError as error:
         raise DeployError(f"{file} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:

@@ -33,6 +33,11 @@
     |  |- RankDied             a rank left, was stopped, or hung past its limit
     |  |- RankFailed           a command raised; `code` is one of `JobErrorCode`
     |  `- TaskCancelled        a command was not wanted any more
+    |- AdapterError          a LoRA file cannot be used: wrong settings at start, the caller's fault in a request
+    |  |- AdapterNotFound      no such file, or not exactly one where one is expected
+    |  |- AdapterNotServed     a file whose name or form is not read here
+    |  |- AdapterBroken        no whole safetensors file, or values that are not finite
+    |  `- AdapterUnbound       tensors that do not bind to the transformer, each exactly once
     `- DeployError           wrong settings: the process prints one line and exits 2
 
 Foreign exceptions are mapped into this tree once, at the boundary where they appear, with `from`.
@@ -402,6 +407,36 @@ class TaskCancelled(RankError):
     """A command was stopped at its next step because its caller went away."""
 
     default_code = "cancelled"
+
+
+class AdapterError(H3Error):
+    """A LoRA file cannot be used."""
+
+    default_code = "adapter_invalid"
+
+
+class AdapterNotFound(AdapterError):
+    """No such file, or not exactly one where one is expected."""
+
+    default_code = "adapter_not_found"
+
+
+class AdapterNotServed(AdapterError):
+    """A file whose name or form is not read here."""
+
+    default_code = "adapter_not_served"
+
+
+class AdapterBroken(AdapterError):
+    """No whole safetensors file, or values that are not finite."""
+
+    default_code = "adapter_broken"
+
+
+class AdapterUnbound(AdapterError):
+    """Tensors that do not bind to the transformer, each exactly once."""
+
+    default_code = "adapter_unbound"
 
 
 class DeployError(H3Error):
