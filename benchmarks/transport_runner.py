@@ -22,6 +22,7 @@ from benchmarks.transport_load import MIB
 from benchmarks.transport_rank import RankSettings, Take
 from diffusion_service.encoder_client import EncoderClient
 from encoder_service.encoder import Encoder
+from encoder_service.metrics import EncodeAccounts
 from encoder_service.routes import EncoderDeps, build_app
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
@@ -106,7 +107,8 @@ async def _serve(folder: Path) -> None:
     listener = bind("127.0.0.1", 0)
     registry = CollectorRegistry()
     url = url_of(listener)
-    encoder = Encoder(group, endpoint=url, lease_s=LEASE_S, accounts=TransportAccounts(registry))
+    accounts, encodes = TransportAccounts(registry), EncodeAccounts(registry)
+    encoder = Encoder(group, endpoint=url, lease_s=LEASE_S, accounts=accounts, encodes=encodes)
     identity = EncoderIdentity(
         schema_version=SCHEMA_VERSION,
         instance_id=encoder.instance_id,

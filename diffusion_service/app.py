@@ -27,6 +27,7 @@ from diffusion_service.encoders import Encoders
 from diffusion_service.engine import Engine
 from diffusion_service.handover import Handover, PayloadRules
 from diffusion_service.health import ServiceHealth
+from diffusion_service.jobs.accounts import JobAccounts, QueueCollector
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.runner import JobRunner
@@ -38,11 +39,13 @@ from diffusion_service.jobs.store import JobStore
 from diffusion_service.jobs.workshop import RunnerRules
 from diffusion_service.keys import KeyRing
 from diffusion_service.life import ServiceLife
-from diffusion_service.metrics import CacheCollector
+from diffusion_service.metrics import CacheCollector, EncoderCollector, WebhookAccounts
 from diffusion_service.outbound import PinnedClient
 from diffusion_service.signature import Signer
 from diffusion_service.webhooks import Webhooks
+from shared_runtime.answers import AnswerAccounts
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
+from shared_runtime.gpu_memory import GpuMemory
 from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
 from shared_runtime.metrics import new_registry
@@ -186,15 +189,19 @@ async def _serve(
     limits = _limits(settings, checkpoint, tasks, slab.largest_landing)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim, checkpoint.revision)
     registry.register(CacheCollector(lambda: cache.stats))
+    registry.register(EncoderCollector(lambda: encoders.ready, len(settings.encoder_urls)))
+    memory = GpuMemory.of(gpus)
+    registry.register(memory)
     handover = Handover(encoders, receiver, sender, artifacts, service.lease_s, rules, cache, accounts)
-    runner = JobRunner(store, artifacts, handover, engine, _runner_rules(deployment), feed)
+    runner = JobRunner(store, artifacts, handover, engine, _runner_rules(deployment), feed, JobAccounts(registry))
+    registry.register(QueueCollector(lambda: runner.queue(service.queue_limit)))
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
     outbound = PinnedClient(service.media_hosts)
     disk = DiskGuard(settings.state_dir, service.min_free_bytes)
     fetcher, tokens = _fetcher(service, outbound, disk), encoders.count_tokens
     deps = ApiDeps(store, artifacts, runner, limits, health, tokens, time.time, feed, disk, info, fetcher, registry)
     hooks = PinnedClient(service.webhook.hosts)
-    webhooks = _webhooks(service.webhook, store, hooks)
+    webhooks = _webhooks(service.webhook, store, hooks, WebhookAccounts(registry))
     life = ServiceLife(group, encoders, store, runner, feed, webhooks, health, service.drain_s)
 
     async def ready() -> None:
@@ -209,18 +216,21 @@ async def _serve(
         await serve(app, listener, life.supervise(ready), life.drain, proxies=service.trusted_proxies)
     finally:
         sender.close()
+        memory.close()
         await hooks.close()
         await encoders.close()
         await outbound.close()
         await store.close()
 
 
-def _webhooks(settings: WebhookSettings, store: JobStore, client: PinnedClient) -> Webhooks | None:
+def _webhooks(
+    settings: WebhookSettings, store: JobStore, client: PinnedClient, accounts: WebhookAccounts
+) -> Webhooks | None:
     """What tells the end of jobs; None where the deploy file allows no host."""
     if settings.secret_file is None or not settings.hosts:
         return None
     signer = Signer.read(settings.secret_file)
-    return Webhooks(store, client.post, signer, timeout_s=settings.timeout_s, attempts=settings.attempts)
+    return Webhooks(store, client.post, signer, accounts, timeout_s=settings.timeout_s, attempts=settings.attempts)
 
 
 def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task], slab: Path) -> ProcessGroup:
@@ -260,7 +270,7 @@ def _runner_rules(deployment: Deployment) -> RunnerRules:
 
 def _app(deps: ApiDeps, service: ServiceSettings) -> FastAPI:
     app = FastAPI(title="MiniMax-H3 video service", version="1")
-    layers.install(app, _access(service))
+    layers.install(app, _access(service), AnswerAccounts(deps.registry))
     app.include_router(build_router(deps))
     return app
 

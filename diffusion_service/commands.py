@@ -81,8 +81,10 @@ class StepDone:
 
     done: int
     of: int
-    output: int = 0
+    output: int
     """Of which clip; they are made in order."""
+    seconds: float
+    """Since the step before, or since denoising began."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ class Encoders:
             return None
         return "; ".join(dict.fromkeys(str(reason) for reason in reasons))
 
+    @property
+    def ready(self) -> int:
+        """How many may be asked."""
+        return sum(place.link.reason is None for place in self._places)
+
     async def watch(self) -> None:
         """Look at all of them, for ever."""
         async with asyncio.TaskGroup() as watching:

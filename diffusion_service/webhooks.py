@@ -15,6 +15,7 @@ from typing import Protocol
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.store import JobStore
 from diffusion_service.jobs.webhook import Webhook, delay_s
+from diffusion_service.metrics import WebhookAccounts
 from diffusion_service.signature import Signer
 from shared_schema.errors import NotFound, OutboundError, StoreUnavailable
 
@@ -47,6 +48,7 @@ class Webhooks:
         store: JobStore,
         post: Post,
         signer: Signer,
+        accounts: WebhookAccounts,
         *,
         timeout_s: float,
         attempts: int,
@@ -56,6 +58,7 @@ class Webhooks:
         self._store = store
         self._post = post
         self._signer = signer
+        self._accounts = accounts
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._clock = clock
@@ -88,6 +91,7 @@ class Webhooks:
         if job.webhook is None:
             return
         status, why = await self._send(job, job.webhook.url)
+        self._accounts.tried("delivered" if why is None else "unreachable" if status is None else "refused")
         now, tried = self._clock(), job.webhook.attempts
         next_at = now + delay_s(tried, self._draw())
 
@@ -98,7 +102,9 @@ class Webhooks:
 
         logger.info("webhook of job %s, try %d: %s", job.id, tried, why or f"delivered, {status}")
         try:
-            await self._store.change(job.id, lambda kept: kept.hooked(settled))
+            after = await self._store.change(job.id, lambda kept: kept.hooked(settled))
+            if after.webhook is not None and after.webhook.state == "failed":
+                self._accounts.given_up()
         except NotFound:
             logger.info("job %s was deleted while its webhook was delivered", job.id)
         except StoreUnavailable as error:

@@ -5,9 +5,11 @@ import logging
 import socket
 
 from encoder_service.commands import EncoderFacts, EncoderRankSettings
-from encoder_service.encoder import Encoder, WaitingCollector
+from encoder_service.encoder import Encoder
+from encoder_service.metrics import EncodeAccounts, EncodingCollector
 from encoder_service.routes import EncoderDeps, build_app, health_of
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
+from shared_runtime.gpu_memory import GpuMemory
 from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
 from shared_runtime.metrics import new_registry
@@ -80,8 +82,16 @@ async def _serve(
     )
     url = settings.advertise_url or url_of(listener)
     registry = new_registry("encoder", lambda: health_of(group))
-    encoder = Encoder(group, endpoint=url, lease_s=service.lease_s, accounts=TransportAccounts(registry))
-    registry.register(WaitingCollector(encoder))
+    memory = GpuMemory.of(gpus)
+    registry.register(memory)
+    encoder = Encoder(
+        group,
+        endpoint=url,
+        lease_s=service.lease_s,
+        accounts=TransportAccounts(registry),
+        encodes=EncodeAccounts(registry),
+    )
+    registry.register(EncodingCollector(lambda: encoder.queued, lambda: encoder.waiting))
     identity = _identity(settings, gpus, checkpoint, encoder)
     deps = EncoderDeps(encoder, group, identity, settings.shared_token, registry)
     sweeping = asyncio.create_task(encoder.sweep())
@@ -100,6 +110,7 @@ async def _serve(
         await serve(build_app(deps), listener, group.supervise(ready), drain)
     finally:
         sweeping.cancel()
+        memory.close()
 
 
 def _identity(

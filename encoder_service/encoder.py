@@ -8,14 +8,12 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-
 from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed, Tidy
+from encoder_service.metrics import EncodeAccounts
 from shared_runtime.ranks.group import RankGroup
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import EncodeRequest, Encoding, Landing
@@ -41,12 +39,15 @@ class Encoder:
         endpoint: str,
         lease_s: float,
         accounts: TransportAccounts,
+        encodes: EncodeAccounts,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._group = group
         self._endpoint = endpoint
         self._lease_s = lease_s
         self._accounts = accounts
+        self._encodes = encodes
+        self._queued = 0
         self._clock = clock
         self._turn = asyncio.Lock()
         self._waiting: dict[str, _Waiting] = {}
@@ -58,6 +59,11 @@ class Encoder:
         """Encodings that are finished and not pushed."""
         return len(self._waiting)
 
+    @property
+    def queued(self) -> int:
+        """Requests that wait for the ranks."""
+        return self._queued
+
     async def encode(self, request: EncodeRequest, files: tuple[Path, ...]) -> Encoding:
         """Encode one request; `files` must stay readable until this returns.
 
@@ -67,7 +73,7 @@ class Encoder:
             RankDied, RankFailed: the ranks could not.
         """
         encoding_id = uuid.uuid4().hex
-        async with self._turn:
+        async with self._turn_taken():
             if self._draining or not self._group.ready:
                 raise NotReady("the encoder is stopping" if self._draining else "the encoder's ranks are not ready")
             try:
@@ -77,6 +83,7 @@ class Encoder:
                 await self.drop(encoding_id)
                 raise
         assert isinstance(encoded, Encoded)
+        self._encodes.encoded(request.task, encoded.timings)
         expires_at = self._clock() + self._lease_s
         self._waiting[encoding_id] = _Waiting(expires_at)
         return Encoding(
@@ -87,6 +94,18 @@ class Encoder:
             timings=encoded.timings,
             expires_at=expires_at,
         )
+
+    @contextlib.asynccontextmanager
+    async def _turn_taken(self) -> AsyncIterator[None]:
+        self._queued += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._queued -= 1
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     async def push(self, encoding_id: str, landing: Landing) -> Pushed:
         """Have the leader write a waiting payload into its landing.
@@ -165,14 +184,3 @@ class Encoder:
                 await self.drop(encoding_id)
             with contextlib.suppress(RankDied):
                 await self._group.run(Tidy(), lane="side")
-
-
-class WaitingCollector(Collector):
-    """How many encodings wait for their push."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """One gauge."""
-        yield GaugeMetricFamily("h3_encodings_waiting", "Finished and not pushed yet.", self._encoder.waiting)

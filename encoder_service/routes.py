@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 
 from encoder_service.commands import Pushed
 from encoder_service.encoder import Encoder
+from shared_runtime.answers import AnswerAccounts, CountAnswers
 from shared_runtime.metrics import CONTENT_TYPE, exposition
 from shared_runtime.ranks.group import RankGroup
 from shared_schema.encode import (
@@ -72,6 +73,7 @@ def build_app(deps: EncoderDeps) -> FastAPI:
         app.add_exception_handler(invalid, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_refused)
     app.add_exception_handler(Exception, _answer_fault)
+    app.add_middleware(CountAnswers, accounts=AnswerAccounts(deps.registry))
     app.include_router(_health_routes(deps))
     app.include_router(_encoding_routes(deps), responses=_ERRORS)
     return app

@@ -1,13 +1,19 @@
 """Prometheus set-up of both services: one registry a process, built in `app.py`. Runs in API processes; no torch.
 
 Everything that is shown is in this process already when somebody asks: nothing waits for a rank. Labels have few,
-known values. What every name means is in README.md, *Metrics*.
+known values. What every name means is in docs/metrics.md.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -23,6 +29,7 @@ _STATES: tuple[RankState, ...] = ("starting", "ready", "busy", "stuck", "dead")
 
 def new_registry(service: Service, health: Callable[[], Health]) -> CollectorRegistry:
     """A registry that shows the process, which service it is, and `health`, looked at when somebody asks."""
+    disable_created_metrics()  # when each series began: as many series again, which nobody looks at
     registry = CollectorRegistry()
     for standard in (ProcessCollector, PlatformCollector, GCCollector):
         standard(registry=registry)
@@ -54,3 +61,8 @@ class _ServiceState(Collector):
         yield ranks
         age = max((rank.beat_age_s for rank in health.ranks), default=0)
         yield GaugeMetricFamily("h3_rank_beat_age_seconds", "Of the rank that was silent longest.", age)
+        weights = GaugeMetricFamily("h3_rank_weight_bytes", "Weights that a ready rank holds.", labels=["rank"])
+        for rank in health.ranks:
+            if rank.weight_bytes is not None:
+                weights.add_metric([rank.name], rank.weight_bytes)
+        yield weights

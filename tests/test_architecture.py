@@ -40,6 +40,7 @@ RANK_SIDE = (
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "fastapi": ("encoder_service.app", "encoder_service.routes", "diffusion_service.app", "diffusion_service.api"),
     "starlette": (
+        "shared_runtime.answers",
         "shared_runtime.serving",
         "encoder_service.app",
         "encoder_service.routes",

@@ -11,6 +11,7 @@ from diffusion_service.api.headers import SecurityHeaders
 from diffusion_service.api.prefix import Prefix
 from diffusion_service.api.rates import RateLimiter
 from diffusion_service.keys import KeyRing
+from shared_runtime.answers import AnswerAccounts, CountAnswers
 
 _READABLE = (
     "x-request-id",
@@ -35,10 +36,11 @@ class Access:
     """The prefix that a proxy adds."""
 
 
-def install(app: FastAPI, access: Access) -> None:
+def install(app: FastAPI, access: Access, answers: AnswerAccounts) -> None:
     """Put the layers around `app`; the one that is added last is the outermost."""
     app.add_middleware(Gate, ring=access.ring, limiter=access.limiter)
     install_errors(app)
+    app.add_middleware(CountAnswers, accounts=answers)
     if access.origins:
         app.add_middleware(
             CORSMiddleware,

@@ -14,7 +14,7 @@ def metrics_router(deps: ApiDeps) -> APIRouter:
 
     @router.get("/metrics", response_class=Response, responses=TEXT)
     async def metrics() -> Response:
-        """Every metric; the names are in README.md."""
+        """Every metric; the names are in docs/metrics.md."""
         return Response(exposition(deps.registry), media_type=CONTENT_TYPE)
 
     return router

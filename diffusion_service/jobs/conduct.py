@@ -142,7 +142,8 @@ class Conduct:
             match event:
                 case PayloadTaken():
                     landed.use.release()
-                case StepDone(done, of, output):
+                case StepDone(done, of, output, seconds):
+                    workshop.accounts.forward(job.plan.task, seconds)
                     self._reached("denoising", done, of, output)
                 case ClipDone(done, of, output):
                     self._reached("decoding", done, of, output)

@@ -102,6 +102,10 @@ class MemoryJobStore:
         unowned = (job for job in self._queue() if job.owner is None)
         return [Waiting(job.id, job.sequence, job.priority, job.key) for job in unowned]
 
+    async def queued(self) -> int:
+        """See `JobStore.queued`."""
+        return len(self._queue())
+
     async def unfinished(self) -> list[Job]:
         """See `JobStore.unfinished`."""
         return [job for job in self._by_age() if not job.finished]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from diffusion_service.engine import Engine
 from diffusion_service.handover import Handover
+from diffusion_service.jobs.accounts import JobAccounts, QueueState
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.conduct import Conduct
 from diffusion_service.jobs.feed import JobFeed
@@ -49,6 +50,7 @@ class JobRunner:
         engine: Engine,
         rules: RunnerRules,
         feed: JobFeed,
+        accounts: JobAccounts,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -56,7 +58,7 @@ class JobRunner:
         self._rules = rules
         self._feed = feed
         self._clock = clock
-        self._workshop = Workshop(store, artifacts, handover, engine, rules, uuid.uuid4().hex, clock)
+        self._workshop = Workshop(store, artifacts, handover, engine, rules, accounts, uuid.uuid4().hex, clock)
         self._line: Line[Conduct] = Line()
         self._upkeep = Upkeep(self._workshop, self._line)
         self._recent: deque[Key] = deque(maxlen=RECENT)
@@ -141,6 +143,10 @@ class JobRunner:
 
     def _left(self, conduct: Conduct | None) -> float | None:
         return None if conduct is None or conduct.course is None else conduct.course.left(self._workshop.ticks())
+
+    def queue(self, limit: int) -> QueueState:
+        """How much there is to do; nobody is asked."""
+        return QueueState(self._upkeep.queued, limit, len(self._line))
 
     # Life
 

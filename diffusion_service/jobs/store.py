@@ -107,6 +107,9 @@ class JobStore(Protocol):
     async def waiting(self) -> list[Waiting]:
         """Queued jobs that nobody owns, in order."""
 
+    async def queued(self) -> int:
+        """How many jobs are queued, owned or not: what `limit` of `add` is about."""
+
     async def unfinished(self) -> list[Job]:
         """Queued and running jobs, oldest first."""
 

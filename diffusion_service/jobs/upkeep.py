@@ -24,6 +24,8 @@ class Upkeep:
         self._line = line
         self._renewed = workshop.ticks()
         self._strays: frozenset[str] = frozenset()
+        self.queued = 0
+        """Jobs that are queued, as the store had it in the last round."""
 
     async def run(self) -> None:
         """For ever. A database that does not answer is waited for; jobs whose lease is over meanwhile are let go."""
@@ -34,6 +36,7 @@ class Upkeep:
                 await self._renew()
                 await self.reclaim(self._workshop.clock())
                 await self._expire()
+                self.queued = await self._workshop.store.queued()
             except StoreUnavailable as error:
                 logger.warning("the database does not answer: %s", error.message)
             if self._workshop.ticks() - self._renewed > self._workshop.rules.lease_s:

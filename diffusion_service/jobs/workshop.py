@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from diffusion_service.engine import Engine
 from diffusion_service.handover import Handover
+from diffusion_service.jobs.accounts import JobAccounts
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.audit import log_end
 from diffusion_service.jobs.job import Job
@@ -49,6 +50,7 @@ class Workshop:
     handover: Handover
     engine: Engine
     rules: RunnerRules
+    accounts: JobAccounts
     instance: str
     """Names this start of the service in the store."""
     clock: Callable[[], float]
@@ -78,6 +80,7 @@ class Workshop:
         await asyncio.to_thread(self.artifacts.drop_part, job.id)
         if job.status != "completed":
             await asyncio.to_thread(self.artifacts.drop_clips, job.id)
+        self.accounts.ended(job)
         log_end(job, encoder_ranks=self.rules.encoder_ranks, diffusion_ranks=self.rules.diffusion_ranks)
 
 

@@ -42,6 +42,17 @@ class Timings:
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 6)
 
 
+class _StopWatch:
+    """Seconds from one `lap` to the next, the first from its making."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        last, self._last = self._last, time.perf_counter()
+        return self._last - last
+
+
 class Generator:
     """The sampling steps of the tasks that a rank serves, over one set of components."""
 
@@ -118,8 +129,9 @@ class Generator:
     ) -> Recorded:
         """One clip from its prepared state."""
         with timings.of("denoise"):
+            watch = _StopWatch()
             video, audio = self._denoisers[command.task].run(
-                pipeline, state, lambda done, of: tell(StepDone(done, of, output))
+                pipeline, state, lambda done, of: tell(StepDone(done, of, output, watch.lap()))
             )
             self._comm.agree(not_finite(video, audio))
         path = command.outputs[output].path

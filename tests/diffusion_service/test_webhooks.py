@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from diffusion_service import webhooks
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.jobs.webhook import Webhook
+from diffusion_service.metrics import WebhookAccounts
 from diffusion_service.outbound import PinnedClient
 from diffusion_service.signature import Signer
 from diffusion_service.webhooks import Webhooks
@@ -33,6 +35,7 @@ class Bench:
     timeout_s: float = 5.0
     attempts: int = 3
     database: str | None = None
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     opened: list[tuple[SqlJobStore, PinnedClient]] = field(default_factory=list)
 
     def open(self) -> SqlJobStore:
@@ -53,6 +56,7 @@ class Bench:
             store,
             client.post,
             Signer.read(secret),
+            WebhookAccounts(CollectorRegistry() if self.opened[1:] else self.registry),
             timeout_s=self.timeout_s,
             attempts=self.attempts,
             clock=self.time,

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed
 from encoder_service.encoder import Encoder
+from encoder_service.metrics import EncodeAccounts
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import EncodeRequest, InlineLanding, PushReceipt
 from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL, Manifest
@@ -74,8 +75,8 @@ class Clock:
 def play(scenario: Callable[[Encoder, HeldGroup, Clock], Awaitable[None]]) -> None:
     async def main() -> None:
         group, clock = HeldGroup(), Clock()
-        accounts = TransportAccounts(CollectorRegistry())
-        encoder = Encoder(group, endpoint="http://e", lease_s=LEASE_S, accounts=accounts, clock=clock)
+        accounts, encodes = TransportAccounts(CollectorRegistry()), EncodeAccounts(CollectorRegistry())
+        encoder = Encoder(group, endpoint="http://e", lease_s=LEASE_S, accounts=accounts, encodes=encodes, clock=clock)
         await scenario(encoder, group, clock)
 
     asyncio.run(main())
@@ -132,8 +133,8 @@ def test_the_sweep_drops_what_has_lapsed_and_nothing_else() -> None:
     # case 46
     async def main() -> None:
         group, clock = HeldGroup(), Clock()
-        accounts = TransportAccounts(CollectorRegistry())
-        encoder = Encoder(group, endpoint="http://e", lease_s=0.04, accounts=accounts, clock=clock)
+        accounts, encodes = TransportAccounts(CollectorRegistry()), EncodeAccounts(CollectorRegistry())
+        encoder = Encoder(group, endpoint="http://e", lease_s=0.04, accounts=accounts, encodes=encodes, clock=clock)
         group.gate.set()
         old = await encoder.encode(REQUEST, ())
         clock.now += 1

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from encoder_service.encoder import Encoder
+from encoder_service.metrics import EncodeAccounts
 from encoder_service.routes import EncoderDeps, build_app
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
@@ -32,7 +33,8 @@ def ask(token: str | None, body: Callable[[httpx.AsyncClient, HeldGroup], Awaita
     async def run() -> None:
         group = HeldGroup()
         registry = CollectorRegistry()
-        encoder = Encoder(group, endpoint="http://e", lease_s=10, accounts=TransportAccounts(registry))
+        accounts, encodes = TransportAccounts(registry), EncodeAccounts(registry)
+        encoder = Encoder(group, endpoint="http://e", lease_s=10, accounts=accounts, encodes=encodes)
         identity = EncoderIdentity(
             schema_version=SCHEMA_VERSION,
             instance_id=encoder.instance_id,

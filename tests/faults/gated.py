@@ -65,7 +65,7 @@ class HeldRank:
         def passing(event: object) -> None:
             report(event)
             match event:
-                case StepDone(1, _):
+                case StepDone(done=1):
                     self._gates.pass_("denoising", task)
                 case ClipDone(1, _):
                     self._gates.pass_("decoding", task)

@@ -80,6 +80,10 @@ class SqlJobStore:
         """See `JobStore.waiting`."""
         return await self._run(reads.waiting)
 
+    async def queued(self) -> int:
+        """See `JobStore.queued`."""
+        return await self._run(reads.count_queued)
+
     async def unfinished(self) -> list[Job]:
         """See `JobStore.unfinished`."""
         return await self._run(reads.unfinished)

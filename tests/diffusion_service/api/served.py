@@ -23,6 +23,7 @@ from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.memory import MemoryJobStore
 from diffusion_service.outbound import PinnedClient
+from shared_runtime.answers import AnswerAccounts
 from shared_schema.deploy.service import AllowedHost
 from shared_schema.errors import NotReady
 from shared_schema.tasks import CanvasLimits, Task
@@ -161,7 +162,7 @@ def _build(folder: Path, limits: ServerLimits, around: Around) -> Served:
         if around.media_hosts
         else None,
     )
-    install(app, around.access)
+    install(app, around.access, AnswerAccounts(deps.registry))
     app.include_router(build_router(deps))
     return served
 

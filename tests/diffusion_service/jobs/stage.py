@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from diffusion_service.commands import ClipDone, Generated, Muxing, PayloadTaken, StepDone
 from diffusion_service.conditioning_cache import Kept, Use
 from diffusion_service.handover import Landed, Watcher
+from diffusion_service.jobs.accounts import JobAccounts
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job, VideoPlan
@@ -94,7 +97,7 @@ class HeldEngine:
             hear(PayloadTaken())
             made = []
             for index, path in enumerate(paths):
-                steps = (StepDone(1, 2, index), StepDone(2, 2, index))
+                steps = (StepDone(1, 2, index, 0.5), StepDone(2, 2, index, 0.5))
                 for event in (*steps, ClipDone(1, 2, index), ClipDone(2, 2, index), Muxing(index)):
                     await self.gate.wait()
                     hear(event)
@@ -123,6 +126,7 @@ class Stage:
 
     def fresh_runner(self) -> JobRunner:
         """Another runner over the same store and files, as after a restart."""
+        self.registry = CollectorRegistry()
         return JobRunner(
             self.store,
             self.artifacts,
@@ -130,6 +134,7 @@ class Stage:
             self.engine,  # type: ignore[arg-type]
             self.rules,
             self.feed,
+            JobAccounts(self.registry),
             clock=lambda: self.now,
         )
 

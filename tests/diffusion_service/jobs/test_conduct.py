@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shared_schema.errors import NotFound, RankDied
+from shared_runtime.metrics import exposition
+from shared_schema.errors import NotFound, RankDied, RankFailed
 from tests.diffusion_service.jobs.stage import RULES, Stage, play
 
 
@@ -155,5 +156,26 @@ def test_half_of_several_outputs_is_gone_when_the_job_goes_back_to_the_queue(tmp
         await stage.runner.drain(0.01)
         assert (await stage.job(job)).status == "queued"
         assert [path.parent.name for path in stage.files()] == [job]
+
+    play(tmp_path, scenario)
+
+
+def test_jobs_are_counted_by_their_end_and_forwards_as_they_are_done(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.open()
+        first = await stage.add(outputs=2)
+        assert (await stage.final(first)).status == "completed"
+        stage.engine.errors.append(RankFailed("no room", code="out_of_memory"))
+        assert (await stage.final(await stage.add())).status == "failed"
+        seen = exposition(stage.registry).decode()
+        assert 'h3_jobs_ended_total{status="completed",task="t2va"} 1.0' in seen
+        assert 'h3_jobs_ended_total{status="failed",task="t2va"} 1.0' in seen
+        assert 'h3_job_failures_total{code="out_of_memory"} 1.0' in seen
+        assert 'h3_forwards_total{task="t2va"} 4.0' in seen
+        assert 'h3_forward_seconds_sum{task="t2va"} 2.0' in seen
+        assert 'h3_phase_seconds_sum{phase="denoise",task="t2va"} 1.0' in seen
+        assert 'h3_phase_seconds_sum{phase="encode",task="t2va"} 0.5' in seen
+        assert "h3_job_queue_seconds_count 2.0" in seen
+        assert f'h3_video_seconds_total{{task="t2va"}} {2 * 107 / 24}' in seen
 
     play(tmp_path, scenario)
