@@ -88,6 +88,13 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class SoundDone:
+    """The sound of a clip is decoded."""
+
+    output: int = 0
+
+
+@dataclass(frozen=True)
 class ClipDone:
     """A temporal chunk is decoded and on its way into the file."""
 
@@ -103,7 +110,7 @@ class Muxing:
     output: int = 0
 
 
-DiffusionEvent = PayloadTaken | StepDone | ClipDone | Muxing
+DiffusionEvent = PayloadTaken | StepDone | SoundDone | ClipDone | Muxing
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from shared_schema.encode import (
+    EncodeProgress,
     EncodeRequest,
     EncoderIdentity,
     Encoding,
@@ -122,6 +123,14 @@ class EncoderClient:
         """Have `nbytes` of a pattern pushed into `landing`."""
         body = ProbeRequest(landing=landing, bytes=nbytes).model_dump()
         return await self._ask(PushReceipt, "POST", f"{self.url}/v1/probes", json=body, timeout=self._slow)
+
+    async def progress(self, request_id: str) -> EncodeProgress:
+        """How far the encoding of a request is.
+
+        Raises:
+            H3Error: it is not under way there, or nobody answers.
+        """
+        return await self._ask(EncodeProgress, "GET", f"{self.url}/v1/encodings/{request_id}/progress")
 
     async def close(self) -> None:
         """Close the connections."""

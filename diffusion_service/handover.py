@@ -21,7 +21,7 @@ from shared_runtime.transport.accounts import TransportAccounts, TransportName
 from shared_runtime.transport.base import Receiver, Sender
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.inline import from_safetensors
-from shared_schema.encode import EncodeRequest, Encoding, PushReceipt, ReferenceInput, ShmLanding
+from shared_schema.encode import EncodeProgress, EncodeRequest, Encoding, PushReceipt, ReferenceInput, ShmLanding
 from shared_schema.encoder_output import TEXT, EncoderOutput, Manifest
 from shared_schema.errors import (
     H3Error,
@@ -37,6 +37,8 @@ from shared_schema.errors import (
 from shared_schema.layout import LAYOUT, Layout
 from shared_schema.videos import Phase
 
+PROGRESS_S = 0.2
+"""Between looks at how far an encoding is."""
 FULL_PAUSE_S = 0.1
 """Between looks for room in a full slab."""
 
@@ -76,6 +78,9 @@ class Watcher(Protocol):
 
     def reach(self, phase: Phase) -> None:
         """A phase begins."""
+
+    def encoded(self, progress: EncodeProgress) -> None:
+        """A part of its encoding is finished."""
 
     def starve(self, starving: bool) -> None:
         """The push waits for room in the slab, or no longer does."""
@@ -140,7 +145,8 @@ class Handover:
                 watcher.reach("encoding")
                 start = time.perf_counter()
                 try:
-                    encoding = await link.client.encode(request, files)
+                    async with _followed(link, request.request_id, watcher):
+                        encoding = await link.client.encode(request, files)
                     encoded = time.perf_counter()
                     landing = await self._transfer(job, link, encoding, watcher)
                 except (NotReady, EncoderAway) as error:
@@ -235,6 +241,29 @@ class Handover:
     def expire(self) -> None:
         """End the leases of senders that are gone."""
         self._receiver.expire(time.time())
+
+
+@contextlib.asynccontextmanager
+async def _followed(link: EncoderLink, request_id: str, watcher: Watcher) -> AsyncIterator[None]:
+    """Within it, the watcher is told how far the encoding is."""
+    following = asyncio.create_task(_follow(link, request_id, watcher))
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+
+
+async def _follow(link: EncoderLink, request_id: str, watcher: Watcher) -> None:
+    """For ever. An encoder that has nothing to say, or is another one behind the same URL, costs progress alone."""
+    seen = None
+    while True:
+        await asyncio.sleep(PROGRESS_S)
+        with contextlib.suppress(H3Error):
+            now = await link.client.progress(request_id)
+            if now != seen:
+                watcher.encoded(now)
+                seen = now
 
 
 def _request(job: Job) -> EncodeRequest:

@@ -10,14 +10,15 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed, Tidy
+from encoder_service.commands import CountTokens, Drop, Encode, Encoded, PartDone, Probe, Push, Pushed, Tidy
 from encoder_service.metrics import EncodeAccounts
 from shared_runtime.ranks.group import RankGroup
 from shared_runtime.transport.accounts import TransportAccounts
-from shared_schema.encode import EncodeRequest, Encoding, Landing
-from shared_schema.errors import H3Error, LeaseExpired, NotReady, RankDied
+from shared_schema.encode import EncodeProgress, EncodeRequest, Encoding, Landing
+from shared_schema.errors import H3Error, LeaseExpired, NotFound, NotReady, RankDied
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class Encoder:
         self._clock = clock
         self._turn = asyncio.Lock()
         self._waiting: dict[str, _Waiting] = {}
+        self._under_way: dict[str, EncodeProgress] = {}
+        """How far encodings are, by request."""
         self.instance_id = uuid.uuid4().hex
         self._draining = False
 
@@ -77,11 +80,15 @@ class Encoder:
             if self._draining or not self._group.ready:
                 raise NotReady("the encoder is stopping" if self._draining else "the encoder's ranks are not ready")
             try:
-                encoded = await self._group.run(Encode(encoding_id, request, files))
+                encoded = await self._group.run(
+                    Encode(encoding_id, request, files), on_event=partial(self._hear, request.request_id)
+                )
             except asyncio.CancelledError:
                 # The leader may have been past its last step, and would keep what nobody will push.
                 await self.drop(encoding_id)
                 raise
+            finally:
+                self._under_way.pop(request.request_id, None)
         assert isinstance(encoded, Encoded)
         self._encodes.encoded(request.task, encoded.timings)
         expires_at = self._clock() + self._lease_s
@@ -106,6 +113,21 @@ class Encoder:
             yield
         finally:
             self._turn.release()
+
+    def _hear(self, request_id: str, event: object) -> None:
+        assert isinstance(event, PartDone)
+        self._under_way[request_id] = EncodeProgress(stage=event.stage, done=event.done, of=event.of)
+
+    def progress(self, request_id: str) -> EncodeProgress:
+        """How far the encoding of a request is.
+
+        Raises:
+            NotFound: it is not under way here, or nothing of it is finished yet.
+        """
+        found = self._under_way.get(request_id)
+        if found is None:
+            raise NotFound(f"nothing of request {request_id} is encoded here")
+        return found
 
     async def push(self, encoding_id: str, landing: Landing) -> Pushed:
         """Have the leader write a waiting payload into its landing.

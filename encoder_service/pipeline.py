@@ -1,5 +1,6 @@
 """One request through the three encoders, in the words of diffusers' own blocks. Runs in an encoder rank; torch."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
     MiniMaxH3TextEncoderStep,
 )
 
+from encoder_service.commands import PartDone
 from shared_runtime.conditioning.blocks import Pipeline, assemble, run_block
 from shared_runtime.conditioning.latents import Latents, MediaEncoder
 from shared_runtime.conditioning.media import MediaReader
@@ -55,11 +57,16 @@ class EncoderPipeline:
         self._pipeline: Pipeline = assemble(checkpoint, blocks, components, comm.device)
 
     def encode(
-        self, request: EncodeRequest, files: tuple[Path, ...], step: Callable[[], None], beat: Callable[[], None]
+        self,
+        request: EncodeRequest,
+        files: tuple[Path, ...],
+        step: Callable[[], None],
+        beat: Callable[[], None],
+        tell: Callable[[PartDone], None],
     ) -> EncodedRequest | None:
         """Media, words and pictures to one payload, on the leader. A collective.
 
-        `step` is called between the stages, `beat` within them.
+        `step` is called between the stages, `beat` within them, `tell` after every part.
 
         Raises:
             InvalidRequest: a file cannot be decoded after all; on every rank.
@@ -68,15 +75,25 @@ class EncoderPipeline:
         timings: dict[str, float] = {}
         with _timed(timings, "media"):
             media = self._reader.read(self._pipeline, request, files, beat)
+        tell(PartDone("media"))
         step()
         state = media.state()
         with _timed(timings, "text"):
             run_block(self._text[request.task], self._pipeline, state)
+        tell(PartDone("text"))
         step()
         latents = None
         if self._media_encoder is not None:
+            tiles = self._media_encoder.tiles(state)
+            done = itertools.accumulate(tiles)
+
+            def tile() -> None:
+                beat()
+                # The sound of the last reference may be yet to come.
+                tell(PartDone("vae", min(next(done, sum(tiles)), sum(tiles) - 1), sum(tiles)))
+
             with _timed(timings, "vae"):
-                latents = self._media_encoder.encode(self._pipeline, request, state, beat)
+                latents = self._media_encoder.encode(self._pipeline, request, state, tile if tiles else beat)
         step()
         if not self._comm.is_leader:
             return None

@@ -25,6 +25,7 @@ from shared_runtime.metrics import CONTENT_TYPE, exposition
 from shared_runtime.ranks.group import RankGroup
 from shared_schema.encode import (
     READ_VERSIONS,
+    EncodeProgress,
     EncodeRequest,
     EncoderIdentity,
     Encoding,
@@ -161,6 +162,10 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
                 raise InvalidRequest(f"{len(uploads)} files for {len(request.references)} references", param="file")
             files = tuple(_unnamed_path(upload) for upload in uploads)
             return await _unless_gone(http, deps.encoder.encode(request, files))
+
+    @routes.get("/encodings/{request_id}/progress")
+    async def progress(request_id: str) -> EncodeProgress:
+        return deps.encoder.progress(request_id)
 
     @routes.post("/encodings/{encoding_id}/push", response_model=PushReceipt, responses=_INLINE)
     async def push(encoding_id: str, body: PushRequest) -> Response | PushReceipt:

@@ -12,6 +12,7 @@ from encoder_service.commands import (
     Encoded,
     EncoderFacts,
     EncoderRankSettings,
+    PartDone,
     Probe,
     Push,
     Tidy,
@@ -87,7 +88,11 @@ class EncoderRank:
                 raise TypeError(f"an encoder rank does not know {type(command).__name__}")
 
     def _encode(self, command: Encode, task: TaskHandle) -> Encoded:
-        encoded = self._pipeline.encode(command.request, command.files, task.step, task.beat)
+        def tell(part: PartDone) -> None:
+            if self._comm.is_leader:
+                task.report(part)
+
+        encoded = self._pipeline.encode(command.request, command.files, task.step, task.beat, tell)
         return self._comm.from_leader(lambda: self._keep(command.encoding_id, encoded))
 
     def _keep(self, encoding_id: str, encoded: EncodedRequest | None) -> Encoded:

@@ -64,6 +64,15 @@ class UsedReference(Wire):
     """Of the uploaded bytes, hex."""
 
 
+class EncodeProgress(Wire):
+    """The last part that is finished of an encoding under way."""
+
+    stage: Literal["media", "text", "vae"]
+    """Files decoded and sized; text encoder; tiles of the video VAE on the leader."""
+    done: int = Field(ge=0)
+    of: int = Field(ge=1)
+
+
 class Encoding(Wire):
     """A finished encoding that waits in the encoder's leader for its push."""
 

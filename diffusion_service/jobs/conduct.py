@@ -11,14 +11,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from diffusion_service.commands import ClipDone, DiffusionEvent, Generated, Muxing, PayloadTaken, StepDone
+from diffusion_service.commands import (
+    ClipDone,
+    DiffusionEvent,
+    Generated,
+    Muxing,
+    PayloadTaken,
+    SoundDone,
+    StepDone,
+)
 from diffusion_service.handover import Landed
 from diffusion_service.jobs.failure import failure_of
 from diffusion_service.jobs.job import ClipResult, Job, JobFailure, Transition
 from diffusion_service.jobs.line import Line
-from diffusion_service.jobs.progress import Course, Stage
+from diffusion_service.jobs.progress import Course, Stage, phase_of
 from diffusion_service.jobs.workshop import Workshop
 from diffusion_service.scheduler import Rank, Waiting
+from shared_schema.encode import EncodeProgress
 from shared_schema.errors import JobFailed, NotFound
 from shared_schema.videos import Phase
 
@@ -145,6 +154,8 @@ class Conduct:
                 case StepDone(done, of, output, seconds):
                     workshop.accounts.forward(job.plan.task, seconds)
                     self._reached("denoising", done, of, output)
+                case SoundDone(output):
+                    self._reached("sound", 1, 1, output)
                 case ClipDone(done, of, output):
                     self._reached("decoding", done, of, output)
                 case Muxing(output):
@@ -173,10 +184,16 @@ class Conduct:
     def reach(self, phase: Phase) -> None:
         """A phase begins; see `handover.Watcher`."""
         match phase:
-            case "queued":
-                pass
-            case stage:
+            case "encoding":
+                self._reached("media", 0, 1, 0)
+            case "transferring" | "denoising" as stage:
                 self._reached(stage, 0, 1, 0)
+            case _:
+                raise ValueError(f"{phase} is told by the ranks")
+
+    def encoded(self, progress: EncodeProgress) -> None:
+        """A part of the encoding is finished; see `handover.Watcher`."""
+        self._reached(progress.stage, progress.done, progress.of, 0)
 
     def starve(self, starving: bool) -> None:
         """See `handover.Watcher`."""
@@ -217,7 +234,7 @@ class Conduct:
         with contextlib.suppress(Transition, NotFound):
             await self._begin()
             written = None
-            while self.course is not None and written != (now_at := (self.course.stage, self.course.percent)):
+            while self.course is not None and written != (now_at := (phase_of(self.course.stage), self.course.percent)):
                 await self._workshop.change(self.id, _advancing(*now_at))
                 written = now_at
 

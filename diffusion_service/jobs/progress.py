@@ -7,30 +7,38 @@ what learns or moves on is a new one. Times are seconds on the caller's clock.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from diffusion_service.jobs.job import Job, VideoPlan
+from shared_schema.videos import Phase
 
-Stage = Literal["encoding", "transferring", "denoising", "decoding", "muxing"]
+Stage = Literal["media", "text", "vae", "transferring", "denoising", "sound", "decoding", "muxing"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-PER_OUTPUT: tuple[Stage, ...] = ("denoising", "decoding", "muxing")
+"""Finer than the phases that a caller sees: media files, text encoder and video VAE; audio VAE and video VAE."""
+_WITHIN: Mapping[Stage, Phase] = {"media": "encoding", "text": "encoding", "vae": "encoding", "sound": "decoding"}
+PER_OUTPUT: tuple[Stage, ...] = ("denoising", "sound", "decoding", "muxing")
 """Done anew for every output of a job; what comes before is done once."""
 
 NEWEST_SHARE = 0.4
 """Weight of the newest job in what is expected of the next."""
 UNKNOWN: Mapping[Stage, float] = {
-    "encoding": 8.0,
+    "media": 1.0,
+    "text": 1.0,
+    "vae": 6.0,
     "transferring": 1.0,
     "denoising": 70.0,
-    "decoding": 19.0,
+    "sound": 1.0,
+    "decoding": 18.0,
     "muxing": 2.0,
 }
 """Shares of a job before any job was measured; only how they compare to each other counts."""
 _MEASURED_AS: Mapping[Stage, tuple[str, ...]] = {
-    "encoding": ("encode",),
+    "text": ("encode_text",),
+    "vae": ("encode_vae",),
     "transferring": ("transfer",),
     "denoising": ("prepare", "denoise"),
-    "decoding": ("audio_decode", "video_decode"),
+    "sound": ("audio_decode",),
+    "decoding": ("video_decode",),
     "muxing": ("mux",),
 }
 """Names of `stage_durations` that make up a stage."""
@@ -88,26 +96,37 @@ def _nearer(before: float | None, newest: float) -> float:
 def units(plan: VideoPlan, stage: Stage) -> float:
     """How much work a stage of one output is; grows as its time does, so that jobs of other sizes can be told."""
     pixels = plan.height * plan.width * plan.num_frames / 1e6
+    media = sum((each.height or 0) * (each.width or 0) * (each.frames or 1) for each in plan.references) / 1e6
     match stage:
-        case "encoding":
-            media = sum((each.height or 0) * (each.width or 0) * (each.frames or 1) for each in plan.references) / 1e6
+        case "media":
             return 1.0 + media
-        case "transferring":
+        case "vae":
+            return media
+        case "text" | "transferring":
             return 1.0
         case "denoising":
             return plan.forwards * pixels
+        case "sound":
+            return plan.num_frames
         case "decoding" | "muxing":
             return pixels
 
 
 def measured(plan: VideoPlan, durations: Mapping[str, float]) -> Mapping[Stage, float]:
     """Seconds by stage of one output. What took no time, because its result was there already, is left out."""
-    found: dict[Stage, float] = {}
-    for stage, names in _MEASURED_AS.items():
-        seconds = sum(durations.get(name, 0.0) for name in names)
-        if seconds > 0:
-            found[stage] = seconds / (plan.num_outputs if stage in PER_OUTPUT else 1)
-    return found
+    spent = {stage: sum(durations.get(name, 0.0) for name in names) for stage, names in _MEASURED_AS.items()}
+    # All of an encoding that is neither of the two: its way to the encoder, and the files.
+    spent["media"] = durations.get("encode", 0.0) - spent["text"] - spent["vae"]
+    return {
+        stage: seconds / (plan.num_outputs if stage in PER_OUTPUT else 1)
+        for stage, seconds in spent.items()
+        if seconds > 0 and units(plan, stage) > 0
+    }
+
+
+def phase_of(stage: Stage) -> Phase:
+    """The phase that a caller sees."""
+    return _WITHIN[stage] if stage in _WITHIN else cast("Phase", stage)
 
 
 @dataclass(frozen=True)
@@ -125,7 +144,7 @@ class Course:
     """When the current stage began."""
     at: float
     """When the last part was finished."""
-    stage: Stage = "encoding"
+    stage: Stage = "media"
     output: int = 0
     part: float = 0.0
     """Finished share of the current stage, 0 to 1."""
@@ -136,8 +155,9 @@ class Course:
     @classmethod
     def begin(cls, pace: Pace, plan: VideoPlan, now: float) -> "Course":
         """A job that starts now."""
-        expected = pace.expects(plan)
-        return cls(expected or UNKNOWN, expected is not None, plan.num_outputs, started=now, entered=now, at=now)
+        known = pace.expects(plan)
+        expected = known or {stage: share if units(plan, stage) else 0.0 for stage, share in UNKNOWN.items()}
+        return cls(expected, known is not None, plan.num_outputs, started=now, entered=now, at=now)
 
     def reached(self, stage: Stage, done: int, of: int, output: int, now: float) -> "Course":
         """`done` of `of` parts of a stage are finished. `percent` never falls, and never is 100."""
@@ -180,10 +200,11 @@ class Course:
         """Seconds of a share, from the stages seen so far: between their mean and the slowest, which for unknown
         machines was straighter than either.
         """
-        if not self.seen:
+        seen = {stage: took for stage, took in self.seen.items() if self.expected[stage] > 0}
+        if not seen:
             return 1.0
-        mean = sum(self.seen.values()) / sum(self.expected[stage] for stage in self.seen)
-        return math.sqrt(mean * max(took / self.expected[stage] for stage, took in self.seen.items()))
+        mean = sum(seen.values()) / sum(self.expected[stage] for stage in seen)
+        return math.sqrt(mean * max(took / self.expected[stage] for stage, took in seen.items()))
 
     def left(self, now: float) -> float | None:
         """Seconds to the end; None while there is nothing to go by."""

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
 
-from diffusion_service.commands import ClipDone, DiffusionEvent, Generate, Generated, Muxing, StepDone
+from diffusion_service.commands import (
+    ClipDone,
+    DiffusionEvent,
+    Generate,
+    Generated,
+    Muxing,
+    SoundDone,
+    StepDone,
+)
 from diffusion_service.model.dit import Dit
 from diffusion_service.sampling.decode import Beat, VideoDecoder, decode_sound
 from diffusion_service.sampling.denoise import Denoiser, not_finite
@@ -139,6 +147,7 @@ class Generator:
         with Recording(self._comm, path, size, command.num_frames, self._x264) as recording:
             with timings.of("audio_decode"):
                 recording.write_sound(self._decode_sound(audio, beat))
+            tell(SoundDone(output))
             with timings.of("video_decode"):
                 total = command.num_frames // FRAMES_PER_CHUNK
                 for index, frames in enumerate(self._video.decode(video, command.num_frames, beat)):

@@ -69,6 +69,10 @@ class MediaEncoder:
         beat()
         return cls(video_vae, audio_vae, comm, mode)
 
+    def tiles(self, state: PipelineState) -> list[int]:
+        """Frames of each tile that this rank will encode, and beat at, of what `MediaReader` put into `state`."""
+        return self._visual.tiles(_visual_shapes(state))
+
     def encode(self, pipeline: Pipeline, request: EncodeRequest, state: PipelineState, beat: Beat) -> Latents:
         """Encode what `MediaReader` put into `state`; the same on every rank. A collective."""
         if request.task is not Task.T2VA:
@@ -76,6 +80,19 @@ class MediaEncoder:
         visual = tuple(state.get("condition_latents") or ())
         audio = tuple(state.get("audio_condition_latents") or ())
         return Latents(visual, audio, _layout(request, state, visual, audio))
+
+
+def _visual_shapes(state: PipelineState) -> list[tuple[int, int, int]]:
+    """Frames, height and width of every picture and clip that the video VAE encodes."""
+    pictures = [(1, each.height, each.width) for each in state.get("keyframes") or ()]
+    for each in state.get("normalized_references") or ():
+        match each.kind:
+            case "image":
+                pictures.append((1, each.image.height, each.image.width))
+            case "video":
+                frames, height, width = each.frames.shape[:3]
+                pictures.append((frames, height, width))
+    return pictures
 
 
 def _layout(

@@ -4,7 +4,7 @@ diffusers' blocks call `vae.encode` and know nothing of it. Used by whoever enco
 ranks in the text-only split. Torch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Protocol
@@ -23,12 +23,19 @@ Beat = Callable[[], None]
 Mode = Literal["patch", "leader"]
 
 
+Shapes = Iterable[tuple[int, int, int]]
+"""Frames, height and width in pixels of pictures and clips."""
+
+
 class VisualEncoder(Protocol):
     """Runs a block that encodes pictures and clips; afterwards the state is the same on every rank."""
 
     @property
     def vae(self) -> Any:
         """What the block's pipeline takes for its component `vae`."""
+
+    def tiles(self, shapes: Shapes) -> list[int]:
+        """Frames of each tile that this rank encodes, in order; none where the leader does all."""
 
     def run(self, block: ModularPipelineBlocks, pipeline: Pipeline, state: PipelineState, beat: Beat) -> None:
         """Do the block. A collective: every rank has the same state."""
@@ -48,6 +55,10 @@ class SingleEncoder:
     def __init__(self, vae: Any) -> None:
         self.vae = vae
 
+    def tiles(self, shapes: Shapes) -> list[int]:
+        """All of them; see `VisualEncoder.tiles`."""
+        return _tiles(self.vae, shapes)
+
     def run(self, block: ModularPipelineBlocks, pipeline: Pipeline, state: PipelineState, beat: Beat) -> None:
         """Do the block; see `VisualEncoder.run`."""
         with _beating(self.vae, beat):
@@ -59,6 +70,11 @@ class LeaderEncoder:
 
     def __init__(self, vae: Any | None, comm: RankComm) -> None:
         self.vae = LeaderVae(vae, comm)
+        self._whole = vae
+
+    def tiles(self, shapes: Shapes) -> list[int]:
+        """All of them or none; see `VisualEncoder.tiles`."""
+        return [] if self._whole is None else _tiles(self._whole, shapes)
 
     def run(self, block: ModularPipelineBlocks, pipeline: Pipeline, state: PipelineState, beat: Beat) -> None:
         """Do the block; see `VisualEncoder.run`."""
@@ -102,6 +118,10 @@ class TileEncoder:
         self._comm = comm
         self._share = TileShare(vae, comm.spec.rank, comm.world_size)
         vae.encoder, vae.quant_conv = self._share, nn.Identity()
+
+    def tiles(self, shapes: Shapes) -> list[int]:
+        """As many as this rank will have; see `VisualEncoder.tiles`."""
+        return _tiles(self.vae, shapes)[self._comm.spec.rank :: self._comm.world_size]
 
     def run(self, block: ModularPipelineBlocks, pipeline: Pipeline, state: PipelineState, beat: Beat) -> None:
         """Do the block; see `VisualEncoder.run`."""
@@ -190,6 +210,17 @@ def without_sound(state: PipelineState) -> PipelineState:
     if state.get("keyframes") is not None:
         silent.set("keyframes", state.get("keyframes"))
     return silent
+
+
+def _tiles(vae: Any, shapes: Shapes) -> list[int]:
+    """Frames of each tile that the VAE cuts pictures and clips into."""
+    found: list[int] = []
+    for frames, height, width in shapes:
+        rows, _, _ = vae._split_tiles(height, vae.tile_sample_min_height, vae.tile_sample_min_overlap_height)
+        columns, _, _ = vae._split_tiles(width, vae.tile_sample_min_width, vae.tile_sample_min_overlap_width)
+        length = 1 if frames == 1 else vae.config.clip_length
+        found += [length] * (-(-frames // length) * len(rows) * len(columns))
+    return found
 
 
 @contextmanager

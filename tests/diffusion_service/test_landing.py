@@ -17,8 +17,8 @@ from diffusion_service.jobs.job import Job
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.slab import Slab
-from shared_schema.encode import EncodeRequest, Encoding, PushReceipt, ShmLanding
-from shared_schema.errors import ChecksumMismatch, NotReady, RankDied
+from shared_schema.encode import EncodeProgress, EncodeRequest, Encoding, PushReceipt, ShmLanding
+from shared_schema.errors import ChecksumMismatch, NotFound, NotReady, RankDied
 from shared_schema.layout import Layout
 from shared_schema.tasks import Task
 from shared_schema.videos import Phase
@@ -39,6 +39,8 @@ class Encoder:
     encoded: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
+    said: list[EncodeProgress] = field(default_factory=list)
+    """What it answers when it is asked how far it is, one after the other."""
 
     @property
     def client(self) -> "Encoder":
@@ -57,6 +59,14 @@ class Encoder:
         return Encoding(
             id=request.prompt, endpoint="", manifest=manifest, references=(), timings={"text": 0.1}, expires_at=0
         )
+
+    async def progress(self, request_id: str) -> EncodeProgress:
+        if not self.said:
+            raise NotFound(f"nothing of request {request_id} is encoded here")
+        said = self.said.pop(0)
+        if not self.said and self.gate is not None:
+            self.gate.set()
+        return said
 
     async def push(self, encoding: Encoding, landing: ShmLanding) -> PushReceipt:
         if self.push_errors:
@@ -80,10 +90,14 @@ class Watching:
 
     rank: tuple[int, int] = (0, 0)
     phases: list[Phase] = field(default_factory=list)
+    parts: list[EncodeProgress] = field(default_factory=list)
     starved: bool = False
 
     def reach(self, phase: Phase) -> None:
         self.phases.append(phase)
+
+    def encoded(self, progress: EncodeProgress) -> None:
+        self.parts.append(progress)
 
     def starve(self, starving: bool) -> None:
         self.starved = self.starved or starving
@@ -282,5 +296,23 @@ def test_a_job_that_is_stopped_while_it_is_encoded_leaves_the_encoder_free(tmp_p
         landed = await port.land("a ball")
         assert landed.cache == "miss"
         landed.use.release()
+
+    play(tmp_path, scenario)
+
+
+def test_the_job_is_told_how_far_its_encoding_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # case 20
+    monkeypatch.setattr("diffusion_service.handover.PROGRESS_S", 0.001)
+    first, second = EncodeProgress(stage="vae", done=1, of=3), EncodeProgress(stage="vae", done=2, of=3)
+
+    async def scenario(port: Port) -> None:
+        (encoder,) = port.encoders
+        encoder.gate, encoder.said = asyncio.Event(), [first, first, second]
+        watching = Watching()
+        (await port.land("a long one", watching)).use.release()
+        assert watching.parts == [first, second]
+        assert watching.phases == ["encoding", "transferring"]
+        (await port.land("one that nothing is said of", watching)).use.release()
+        assert watching.parts == [first, second]
 
     play(tmp_path, scenario)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed
+from encoder_service.commands import CountTokens, Drop, Encode, Encoded, PartDone, Probe, Push, Pushed
 from encoder_service.encoder import Encoder
 from encoder_service.metrics import EncodeAccounts
 from shared_runtime.transport.accounts import TransportAccounts
-from shared_schema.encode import EncodeRequest, InlineLanding, PushReceipt
+from shared_schema.encode import EncodeProgress, EncodeRequest, InlineLanding, PushReceipt
 from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL, Manifest
-from shared_schema.errors import LeaseExpired, NotReady, RankDied
+from shared_schema.errors import LeaseExpired, NotFound, NotReady, RankDied
 from shared_schema.layout import Layout
 from shared_schema.tasks import Task
 
@@ -36,12 +36,16 @@ class HeldGroup:
         self.most_at_work = 0
         self.asked: list[object] = []
 
-    async def run(self, command: object, *, lane: str = "work", on_event: object = None) -> Any:
+    async def run(
+        self, command: object, *, lane: str = "work", on_event: Callable[[object], None] | None = None
+    ) -> Any:
         self.asked.append(command)
         match command:
             case Encode():
                 self.at_work += 1
                 self.most_at_work = max(self.most_at_work, self.at_work)
+                assert on_event is not None
+                on_event(PartDone("vae", 1, 3))
                 try:
                     await self.gate.wait()
                 finally:
@@ -207,5 +211,27 @@ def test_new_ranks_know_nothing_of_what_waited_in_the_old_ones() -> None:
         encoder.forget_all()
         with pytest.raises(LeaseExpired):
             await encoder.push(encoding.id, InlineLanding())
+
+    play(scenario)
+
+
+def test_how_far_an_encoding_is_can_be_asked_while_it_is_under_way() -> None:
+    # case 20
+    async def scenario(encoder: Encoder, group: HeldGroup, _: Clock) -> None:
+        for end in (group.gate.set, None):
+            with pytest.raises(NotFound):
+                encoder.progress(REQUEST.request_id)
+            group.gate.clear()
+            encoding = asyncio.create_task(encoder.encode(REQUEST, ()))
+            while not group.at_work:
+                await asyncio.sleep(0)
+            assert encoder.progress(REQUEST.request_id) == EncodeProgress(stage="vae", done=1, of=3)
+            if end is None:
+                encoding.cancel()
+            else:
+                end()
+            await asyncio.wait([encoding])
+        with pytest.raises(NotFound):
+            encoder.progress(REQUEST.request_id)
 
     play(scenario)

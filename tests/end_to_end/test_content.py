@@ -1,11 +1,12 @@
 """Reading a finished clip: whole, in ranges, its head alone, its first frame."""
 
 import io
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from tests.end_to_end.clips import TEXT
+from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair
 
 
@@ -89,3 +90,14 @@ def test_progress_never_falls_and_visits_the_phases(pair: Pair) -> None:
     assert {"denoising", "decoding"} <= {video["phase"] for video in seen}
     assert len(set(progress)) > 10, "progress moves with the steps"
     assert pair.client.get(f"/v1/videos/{job}/content").status_code == 200
+
+
+def test_progress_moves_while_a_video_is_encoded(pair: Pair, cases: Path) -> None:
+    # case 20
+    clip = next(each for each in EQUAL_CLIPS if each.name == "ref2va_video")
+    job = pair.submit({**clip.fields(), "prompt": "nobody encoded this before"}, clip.parts(cases))
+    seen = [pair.video(job)]
+    while seen[-1]["phase"] in ("queued", "encoding"):
+        seen.append(pair.video(job))
+    assert len({video["progress"] for video in seen if video["phase"] == "encoding"}) > 2
+    pair.completed(job)

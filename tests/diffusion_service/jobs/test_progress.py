@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from diffusion_service.jobs.job import VideoPlan
-from diffusion_service.jobs.progress import PER_OUTPUT, Course, Pace, Stage, measured, units
+from diffusion_service.jobs.job import PlannedReference, VideoPlan
+from diffusion_service.jobs.progress import PER_OUTPUT, STAGES, Course, Pace, Stage, measured, phase_of, units
 from shared_schema.tasks import Task
 
 PLAN = VideoPlan(
@@ -27,6 +27,7 @@ PLAN = VideoPlan(
 )
 DURATIONS = {
     "encode": 2.0,
+    "encode_text": 1.5,
     "transfer": 0.5,
     "prepare": 0.5,
     "denoise": 7.5,
@@ -47,17 +48,22 @@ class Part:
     at: float
 
 
-def parts(seconds: dict[Stage, float], steps: int, outputs: int = 1, ahead: bool = False) -> Iterator[Part]:
+def parts(
+    seconds: dict[Stage, float], steps: int, outputs: int = 1, ahead: bool = False, tiles: int = 0
+) -> Iterator[Part]:
     """What a job reports that takes `seconds` by stage; one encoded ahead begins with its first step."""
     now = 0.0
     if not ahead:
-        yield Part("encoding", 0, 1, 0, now)
-        now += seconds["encoding"]
+        yield Part("media", 0, 1, 0, now)
+        for stage, of in (("media", 1), ("text", 1), ("vae", tiles)):
+            for done in range(1, of + 1):
+                now += seconds[stage] / of  # type: ignore[index]
+                yield Part(stage, min(done, of - 1) if stage == "vae" else done, of, 0, now)  # type: ignore[arg-type]
         yield Part("transferring", 0, 1, 0, now)
         now += seconds["transferring"]
     for output in range(outputs):
         yield Part("denoising", 0, steps, output, now)
-        for stage, of in (("denoising", steps), ("decoding", 6)):
+        for stage, of in (("denoising", steps), ("sound", 1), ("decoding", 6)):
             for done in range(1, of + 1):
                 now += seconds[stage] / of  # type: ignore[index]
                 yield Part(stage, done, of, output, now)  # type: ignore[arg-type]
@@ -66,7 +72,16 @@ def parts(seconds: dict[Stage, float], steps: int, outputs: int = 1, ahead: bool
     yield Part("muxing", 1, 1, outputs - 1, now)
 
 
-SECONDS: dict[Stage, float] = {"encoding": 2.0, "transferring": 0.5, "denoising": 8.0, "decoding": 4.0, "muxing": 0.5}
+SECONDS: dict[Stage, float] = {
+    "media": 0.5,
+    "text": 1.5,
+    "vae": 0.0,
+    "transferring": 0.5,
+    "denoising": 8.0,
+    "sound": 1.0,
+    "decoding": 3.0,
+    "muxing": 0.5,
+}
 
 
 def run(pace: Pace, plan: VideoPlan, work: Iterator[Part]) -> list[tuple[float, int]]:
@@ -103,18 +118,31 @@ def test_the_very_first_job_is_straight_enough(denoising: float, decoding: float
     assert correlation(run(Pace(), PLAN, parts(seconds, 20))) > 0.95
 
 
+def test_a_long_encode_is_straight_too() -> None:
+    # case 20: most of a ref2va job may be the video VAE's
+    reference = PlannedReference(kind="video", file="0", sha256="0" * 64, bytes=1, height=64, width=64, frames=107)
+    plan = PLAN.model_copy(update={"task": Task.REF2VA, "references": (reference,)})
+    seconds: dict[Stage, float] = {**SECONDS, "vae": 40.0}
+    durations = {**DURATIONS, "encode": 42.0, "encode_vae": 40.0}
+    seen = run(Pace().learned(plan, durations, 55.0), plan, parts(seconds, 8, tiles=20))
+    assert correlation(seen) > 0.995
+    assert len({percent for at, percent in seen if at < 42}) > 18
+    first = run(Pace(), plan, parts({**SECONDS, "vae": 8.0, "denoising": 80.0}, 8, tiles=20))
+    assert correlation(first) > 0.95
+
+
 @given(
     pace=some.sampled_from([Pace(), Pace().learned(PLAN, DURATIONS, 15.0)]),
-    seconds=some.tuples(*[some.floats(0, 1e4) for _ in range(5)]),
+    seconds=some.tuples(*[some.floats(0, 1e4) for _ in STAGES]),
     steps=some.integers(1, 30),
     outputs=some.integers(1, 4),
 )
 def test_progress_never_falls_and_is_never_whole(
     pace: Pace, seconds: tuple[float, ...], steps: int, outputs: int
 ) -> None:
-    stages: tuple[Stage, ...] = ("encoding", "transferring", "denoising", "decoding", "muxing")
     plan = PLAN.model_copy(update={"num_outputs": outputs})
-    seen = [percent for _, percent in run(pace, plan, parts(dict(zip(stages, seconds, strict=True)), steps, outputs))]
+    work = parts(dict(zip(STAGES, seconds, strict=True)), steps, outputs, tiles=3)
+    seen = [percent for _, percent in run(pace, plan, work)]
     assert seen == sorted(seen)
     assert seen[0] >= 0
     assert seen[-1] <= 99
@@ -123,14 +151,21 @@ def test_progress_never_falls_and_is_never_whole(
 def test_nothing_is_finished_before_the_first_part_is() -> None:
     course = Course.begin(Pace().learned(PLAN, DURATIONS, 15.0), PLAN, 0.0)
     for at in (1.0, 50.0):
-        course = course.reached("encoding", 0, 1, 0, at)
+        course = course.reached("media", 0, 1, 0, at)
     assert course.percent == 0
 
 
 def test_the_phase_moves_on_with_the_last_part() -> None:
     course = Course.begin(Pace(), PLAN, 0.0).reached("denoising", 0, 2, 0, 1.0)
     assert course.reached("denoising", 1, 2, 0, 2.0).stage == "denoising"
-    assert course.reached("denoising", 2, 2, 0, 3.0).stage == "decoding"
+    assert course.reached("denoising", 2, 2, 0, 3.0).stage == "sound"
+    assert [phase_of(stage) for stage in STAGES] == [
+        *3 * ("encoding",),
+        "transferring",
+        "denoising",
+        *2 * ("decoding",),
+        "muxing",
+    ]
 
 
 def test_what_is_left_counts_down_between_parts_and_follows_the_job_itself() -> None:
@@ -154,8 +189,9 @@ def test_expectations_follow_the_size_and_number_of_clips() -> None:
     expected = pace.expects(large)
     assert expected is not None
     assert expected["denoising"] == pytest.approx(4 * 8.0)
-    assert expected["decoding"] == pytest.approx(2 * 4.0)
-    assert pace.whole(large) == pytest.approx(2.5 + 2 * (32.0 + 8.0 + 1.0))
+    assert expected["sound"] == pytest.approx(1.0)
+    assert expected["decoding"] == pytest.approx(2 * 3.0)
+    assert pace.whole(large) == pytest.approx(2.5 + 2 * (32.0 + 1.0 + 6.0 + 1.0))
 
 
 def test_another_task_begins_with_what_the_first_one_taught() -> None:
@@ -176,13 +212,13 @@ def test_the_pace_adapts_to_a_machine_that_became_slower() -> None:
 
 def test_conditioning_that_was_kept_teaches_nothing_about_encoding() -> None:
     pace = Pace().learned(PLAN, DURATIONS, 15.0)
-    again = pace.learned(PLAN, {**DURATIONS, "encode": 0.0, "transfer": 0.0}, 12.5)
+    again = pace.learned(PLAN, {**DURATIONS, "encode": 0.0, "encode_text": 0.0, "transfer": 0.0}, 12.5)
     assert again.expects(PLAN) == pace.expects(PLAN)
 
 
 def test_times_of_several_outputs_count_for_each() -> None:
     plan = PLAN.model_copy(update={"num_outputs": 4})
     seconds = measured(plan, DURATIONS)
-    assert [seconds[stage] for stage in PER_OUTPUT] == [2.0, 1.0, 0.125]
-    assert seconds["encoding"] == 2.0
+    assert [seconds[stage] for stage in PER_OUTPUT] == [2.0, 0.25, 0.75, 0.125]
+    assert (seconds["media"], seconds["text"]) == (0.5, 1.5)
     assert units(plan, "denoising") == units(PLAN, "denoising")
