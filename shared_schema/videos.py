@@ -96,6 +96,10 @@ class Video(PublicShape):
     seed: int
     num_inference_steps: int
     forwards: int
+    step: int | None = None
+    """Forwards finished of the output that is being made; None unless it is being denoised."""
+    flow_shift: float
+    audio_flow_shift: float
     quality: str = "lossless"
     error: VideoError | None = None
     references: tuple[UsedReference, ...] = ()

@@ -25,6 +25,7 @@ from shared_schema.tasks import (
     is_aligned,
     min_side,
 )
+from shared_schema.videos import MAX_OUTPUTS
 
 MODEL_NAME = parameter("name", {"type": "string"}, "A name under which this server serves its model.", "path")
 
@@ -61,7 +62,7 @@ def _model(name: str, deps: ApiDeps) -> dict[str, object]:
 
 def describe(limits: ServerLimits) -> dict[str, object]:
     """The limits for pages and clients; units are in the names."""
-    references, caps, body, defaults = limits.references, limits.caps, limits.body, limits.defaults
+    caps, body, defaults = limits.caps, limits.body, limits.defaults
     named = {name: ratio for name, ratio in ASPECT_RATIOS.items() if ":" in name}
     return {
         "object": "limits",
@@ -92,20 +93,7 @@ def describe(limits: ServerLimits) -> dict[str, object]:
             "audio_flow_shift": defaults.audio_flow_shift,
         },
         "prompt": {"max_tokens": MAX_PROMPT_TOKENS},
-        "references": {
-            "max_images": references.images,
-            "max_videos": references.videos,
-            "max_audios": references.audios,
-            "max_total": references.total,
-            "min_seconds": references.min_seconds,
-            "max_seconds": references.max_seconds,
-            "min_fps": references.min_fps,
-            "max_fps": references.max_fps,
-            "min_side_px": min_side(limits.canvas),
-            "max_side_px": caps.max_side,
-            "max_aspect": references.max_aspect,
-            "max_keyframe_aspect": MAX_ASPECT,
-        },
+        "references": _references(limits),
         "bytes": {
             "max_image": caps.image_bytes,
             "max_video": caps.video_bytes,
@@ -114,8 +102,29 @@ def describe(limits: ServerLimits) -> dict[str, object]:
             "max_encoder_output": body.encoder_output_bytes if limits.takes_encoder_output else 0,
         },
         "max_image_pixels": caps.image_pixels,
+        "max_outputs": MAX_OUTPUTS,
         "queue_limit": limits.queue_limit,
         "webhooks": bool(limits.webhook_hosts),
         "sync_timeout_seconds": limits.sync_timeout_s,
         "retention_seconds": limits.retention_s,
+    }
+
+
+def _references(limits: ServerLimits) -> dict[str, object]:
+    references = limits.references
+    return {
+        "max_images": references.images,
+        "max_videos": references.videos,
+        "max_audios": references.audios,
+        "max_total": references.total,
+        "min_seconds": references.min_seconds,
+        "max_seconds": references.max_seconds,
+        "min_fps": references.min_fps,
+        "max_fps": references.max_fps,
+        "min_side_px": min_side(limits.canvas),
+        "max_side_px": limits.caps.max_side,
+        "max_aspect": references.max_aspect,
+        "max_keyframe_aspect": MAX_ASPECT,
+        "image_short_edge_px": limits.canvas.reference_short_edge,
+        "tolerance_seconds": references.audio_tolerance_seconds,
     }

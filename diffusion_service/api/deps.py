@@ -42,6 +42,9 @@ class Runner(Protocol):
     def eta(self, job: Job, position: int | None = None) -> float | None:
         """Seconds until the job ends, as far as one can tell; `position` is that of a queued one, from 1."""
 
+    def step(self, job: Job) -> int | None:
+        """Forwards finished of the output that is being made; None unless it is being denoised here."""
+
 
 class HealthSource(Protocol):
     """What the service knows about itself."""

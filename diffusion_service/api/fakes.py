@@ -90,6 +90,10 @@ class FakeRunner:
         """One second a job."""
         return float(job.sequence)
 
+    def step(self, job: Job) -> int | None:
+        """The second step of whatever is denoised."""
+        return 2 if job.status == "in_progress" and job.phase == "denoising" else None
+
     async def _end(self, job_id: str, transition: Callable[[Job], Job]) -> Job:
         ended = await self._store.change(job_id, transition)
         async with self._ended:

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from diffusion_service.api.page import PAGE_PATHS
 from diffusion_service.api.prefix import path_of
 from diffusion_service.api.rates import RateLimiter
 from diffusion_service.keys import EVERYONE, Caller, KeyRing
@@ -19,9 +20,16 @@ from shared_schema.errors import Forbidden, H3Error, Unauthorized
 AUDIT = logging.getLogger("diffusion_service.audit")
 """Who did what; ids and names of keys, never a prompt and never a file's name."""
 
-OPEN_PATHS: Final = frozenset(
-    {"/", "/livez", "/readyz", "/readyz/api", "/health", "/metrics", "/openapi.json", "/docs", "/redoc"}
-)
+OPEN_PATHS: Final = PAGE_PATHS | {
+    "/livez",
+    "/readyz",
+    "/readyz/api",
+    "/health",
+    "/metrics",
+    "/openapi.json",
+    "/docs",
+    "/redoc",
+}
 """Answered without a key; every other path asks for one."""
 _READS = ("GET", "HEAD", "OPTIONS")
 _DENIED = (401, 403, 429)

@@ -6,6 +6,7 @@ from diffusion_service.api.about import about_router
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.health import health_router
 from diffusion_service.api.metrics import metrics_router
+from diffusion_service.api.page import page_router
 from diffusion_service.api.schema import ERRORS
 from diffusion_service.api.videos import videos_router
 
@@ -15,4 +16,5 @@ def build_router(deps: ApiDeps) -> APIRouter:
     router = APIRouter()
     for part in (videos_router(deps), about_router(deps), health_router(deps), metrics_router(deps)):
         router.include_router(part, responses=ERRORS)
+    router.include_router(page_router())
     return router

@@ -153,8 +153,10 @@ class _Routes:
         return job
 
     def _video(self, job: Job, place: int | None) -> Video:
-        eta_seconds = None if job.finished else self._deps.runner.eta(job, place)
-        return job.video(queue_position=place, eta_seconds=eta_seconds)
+        if job.finished:
+            return job.video(queue_position=place)
+        runner = self._deps.runner
+        return job.video(queue_position=place, eta_seconds=runner.eta(job, place), step=runner.step(job))
 
     async def _answer(self, job: Job) -> Response:
         places = await self._deps.store.places([job])

@@ -262,7 +262,9 @@ class Job(Stored):
         """Its webhook went on."""
         return self if self.webhook is None else self._changed(webhook=change(self.webhook))
 
-    def video(self, *, queue_position: int | None = None, eta_seconds: float | None = None) -> Video:
+    def video(
+        self, *, queue_position: int | None = None, eta_seconds: float | None = None, step: int | None = None
+    ) -> Video:
         """This job as the public API shows it."""
         plan, result = self.plan, self.result
         seconds = plan.num_frames / FPS
@@ -289,6 +291,9 @@ class Job(Stored):
             seed=plan.seed,
             num_inference_steps=plan.num_inference_steps,
             forwards=plan.forwards,
+            step=step,
+            flow_shift=plan.flow_shift,
+            audio_flow_shift=plan.audio_flow_shift,
             error=_public_error(self.error),
             references=self.references,
             attempt=self.attempt,

@@ -141,6 +141,14 @@ class JobRunner:
         before = (position - 1) * (self._workshop.pace.job_s or whole)
         return round((self._left(self._line.first) or 0.0) + before + whole, 1)
 
+    def step(self, job: Job) -> int | None:
+        """Forwards finished of the output that is being made; None unless this service denoises the job now."""
+        conduct = self._line.find(job.id)
+        course = None if conduct is None else conduct.course
+        if course is None or course.stage != "denoising" or job.status != "in_progress":
+            return None
+        return round(course.part * job.plan.forwards)
+
     def _left(self, conduct: Conduct | None) -> float | None:
         return None if conduct is None or conduct.course is None else conduct.course.left(self._workshop.ticks())
 

@@ -120,7 +120,7 @@ def serve(
     asyncio.run(run())
 
 
-def live(folder: Path, body: Callable[[Served, int], Awaitable[None]]) -> None:
+def live(folder: Path, body: Callable[[Served, int], Awaitable[None]], around: Around = PLAIN) -> None:
     """Run `body` with the port on which the API listens."""
 
     async def run(served: Served) -> None:
@@ -135,7 +135,7 @@ def live(folder: Path, body: Callable[[Served, int], Awaitable[None]]) -> None:
             server.should_exit = True
             await serving
 
-    serve(folder, run)
+    serve(folder, run, around=around)
 
 
 def _build(folder: Path, limits: ServerLimits, around: Around) -> Served:
