@@ -129,8 +129,6 @@ class Artifacts:
     def sweep(self, completed: Collection[str], unfinished: Collection[str]) -> int:
         """At start: remove uploads, parts, inputs of jobs that are not `unfinished`, clips of jobs not `completed`.
 
-        A service that was killed after it published a clip, and before it wrote that down, has left one of the last.
-
         Returns how many uploads and parts, and inputs and clips of jobs, were removed.
         """
         own = [*self._uploads.iterdir(), *self._parts.iterdir()]
@@ -139,6 +137,13 @@ class Artifacts:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+        return len(own) + self.sweep_shelf(completed, unfinished)
+
+    def sweep_shelf(self, completed: Collection[str], unfinished: Collection[str]) -> int:
+        """Remove inputs and clips that no job owns; from a shelf that others use only what is an hour old.
+
+        Whoever was killed between putting them there and writing that down has left them. Returns of how many jobs.
+        """
         until = time.time() - (SHARED_STRAY_S if self._shelf.shared else 0.0)
         inputs = {each.job_id for each in self._shelf.inputs() if each.modified <= until} - {*unfinished}
         clips = {each.job_id for each in self._shelf.clips() if each.modified <= until} - {*completed}
@@ -146,7 +151,7 @@ class Artifacts:
             self._shelf.drop_inputs(job_id)
         for job_id in clips:
             self._shelf.drop_clips(job_id)
-        return len(own) + len(inputs) + len(clips)
+        return len(inputs) + len(clips)
 
     def check(self) -> None:
         """Prove that folder and shelf can be used.

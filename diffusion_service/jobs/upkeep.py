@@ -14,6 +14,8 @@ from shared_schema.errors import NotFound, StoreUnavailable
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+SWEEP_S = 900.0
+"""Between looks for what killed services have left on a shelf that several use."""
 
 
 class Upkeep:
@@ -23,6 +25,7 @@ class Upkeep:
         self._workshop = workshop
         self._line = line
         self._renewed = workshop.ticks()
+        self._swept = workshop.ticks()
         self._strays: frozenset[str] = frozenset()
         self.queued = 0
         """Jobs that are queued, as the store had it in the last round."""
@@ -36,6 +39,7 @@ class Upkeep:
                 await self._renew()
                 await self.reclaim(self._workshop.clock())
                 await self._expire()
+                await self._sweep()
                 self.queued = await self._workshop.store.queued()
             except StoreUnavailable as error:
                 logger.warning("the database does not answer: %s", error.message)
@@ -76,9 +80,17 @@ class Upkeep:
             if job.status == "in_progress" and job.owner is None:
                 await self._orphaned(await store.change(job.id, self._orphaning))
         unfinished = {job.id for job in await store.unfinished()}
-        removed = await asyncio.to_thread(artifacts.sweep, await store.ids("completed"), unfinished)
-        if removed:
-            logger.info("removed %d leftovers of jobs that are over", removed)
+        _tell(await asyncio.to_thread(artifacts.sweep, await store.ids("completed"), unfinished))
+
+    async def _sweep(self) -> None:
+        """What another service of a shared store left when it was killed goes while this one runs."""
+        store, now = self._workshop.store, self._workshop.ticks()
+        if not store.shared or now - self._swept < SWEEP_S:
+            return
+        self._swept = now
+        unfinished = {job.id for job in await store.unfinished()}
+        completed = await store.ids("completed")
+        _tell(await asyncio.to_thread(self._workshop.artifacts.sweep_shelf, completed, unfinished))
 
     async def reclaim(self, now: float) -> None:
         """Jobs whose service is gone begin again, once, or fail."""
@@ -100,3 +112,8 @@ class Upkeep:
         for job in await store.expired(self._workshop.clock()):
             await store.remove(job.id)
             await asyncio.to_thread(artifacts.remove, job.id)
+
+
+def _tell(removed: int) -> None:
+    if removed:
+        logger.info("removed %d leftovers of jobs that are over", removed)

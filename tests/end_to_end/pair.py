@@ -72,6 +72,11 @@ class Service:
         except httpx.TransportError:
             return False
 
+    def was_ready(self) -> bool:
+        """Whether it has said so since its last start."""
+        _, _, since = self.log.read_text(errors="replace").rpartition("\n$ ")
+        return " ready at http" in since
+
     def wait_ready(self, timeout_s: float = START_S) -> None:
         """Until `/readyz` is 200."""
         try:

@@ -27,7 +27,16 @@ from shared_runtime.tiny import tiny_checkpoint
 from tests.cases.make_cases import shared_cases
 from tests.end_to_end.clips import FilePart, form
 from tests.end_to_end.pair import make_pair
-from tests.faults.aftermath import SHARED, Digest, check_jobs, check_leaks, check_removal, digest_of, held_files
+from tests.faults.aftermath import (
+    SHARED,
+    Digest,
+    check_jobs,
+    check_leaks,
+    check_removal,
+    digest_of,
+    held_files,
+    set_strays_aside,
+)
 from tests.faults.fleet import Fleet, fleet_of
 from tests.faults.storm import REQUESTS, Order, Storm, draw
 from tests.faults.witness import Witness
@@ -194,10 +203,11 @@ class Crash:
         return self._fleet.all_ready()
 
     def _check(self, digests: list[Digest], memory: dict[str, float], files: dict[str, int]) -> Counter[str]:
-        deadline = time.monotonic() + 10
-        while held_files(self._fleet) and time.monotonic() < deadline:
-            time.sleep(0.2)
         with httpx.Client(base_url=self._fleet.serving[0].url, timeout=60) as client:
+            set_strays_aside(self._witness, self._fleet, client, self._strikes)
+            deadline = time.monotonic() + 10
+            while held_files(self._fleet) and time.monotonic() < deadline:
+                time.sleep(0.2)
             ends = check_jobs(self._witness, client, digests)
             check_leaks(self._witness, self._fleet, memory, files)
             check_removal(self._witness, self._fleet, client)

@@ -88,12 +88,16 @@ class Fleet:
         return [f"{each.package} at {each.port} ended with {code}" for each in living if (code := each.stop()) != 0]
 
     def ended_alone(self) -> list[str]:
-        """Services that ended and were not killed; they are started again, so that the run goes on."""
+        """Services that ended and were not killed, except by the death of their first ranks.
+
+        They are started again, as whoever supervises them would, so that the run goes on.
+        """
         wrong = []
         for service in self.services:
             code = None if service.process is None else service.process.poll()
             if code is not None and code != -signal.SIGKILL:
-                wrong.append(f"{service.package} at {service.port} ended by itself with {code}\n{service.tail(30)}")
+                if code != 2 or service.was_ready() or "closed its pipe" not in service.tail(1):
+                    wrong.append(f"{service.package} at {service.port} ended by itself with {code}\n{service.tail(30)}")
                 service.start()
         return wrong
 

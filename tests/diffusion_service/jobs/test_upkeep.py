@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusion_service.jobs import upkeep
+from diffusion_service.jobs import artifacts, upkeep
 from diffusion_service.jobs.job import JobFailure
 from tests.diffusion_service.jobs.stage import RULES, Stage, play
 
@@ -34,6 +34,25 @@ def test_after_a_crash_running_jobs_begin_again_once_and_stray_files_go(tmp_path
         assert (await stage.job(queued)).status == "queued"
 
     play(tmp_path, scenario, running=False)
+
+
+def test_what_a_killed_service_left_on_a_shared_shelf_goes_while_another_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "SWEEP_S", 0.05)
+    monkeypatch.setattr(artifacts, "SHARED_STRAY_S", 0.0)
+
+    async def scenario(stage: Stage) -> None:
+        monkeypatch.setattr(type(stage.store), "shared", True)
+        waiting, stray = await stage.add(), f"video_{'e' * 32}"
+        upload = stage.artifacts.open_upload()
+        upload.file("0").write_bytes(b"lost")
+        stage.artifacts.claim(upload, stray)
+        while stray in {path.parent.name for path in stage.files()}:
+            await asyncio.sleep(0.01)
+        assert waiting in {path.parent.name for path in stage.files()}
+
+    play(tmp_path, scenario)
 
 
 def test_a_start_removes_inputs_that_a_killed_service_had_no_time_to_remove(tmp_path: Path) -> None:
