@@ -27,6 +27,7 @@ from encoder_service.routes import EncoderDeps, build_app
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, serve, url_of
+from shared_runtime.spans_out import NoSink
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_runtime.transport.codec import checksum
 from shared_runtime.transport.shm import ShmSender
@@ -124,7 +125,7 @@ async def _serve(folder: Path) -> None:
     async def drain() -> None:
         group.stop_gently()
 
-    app = build_app(EncoderDeps(encoder, group, identity, None, registry))
+    app = build_app(EncoderDeps(encoder, group, identity, None, registry, NoSink().export))
     await serve(app, listener, group.supervise(ready), drain)
 
 

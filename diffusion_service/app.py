@@ -52,6 +52,7 @@ from shared_runtime.metrics import new_registry
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
+from shared_runtime.spans_out import SpanSink, span_sink
 from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
 from shared_runtime.transport.accounts import SlabCollector, TransportAccounts
 from shared_runtime.transport.base import Receiver
@@ -82,7 +83,7 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     Raises:
         DeployError: port, files, folders or settings are wrong.
     """
-    set_up_logging(settings.log_level, "diffusion-api")
+    set_up_logging(settings.log_level, "diffusion-api", settings.log_format)
     listener = bind(settings.host, settings.port)
     log_start(settings.model, settings.deployment, settings.deployment.diffusion, gpus)
     partitions = _partitions(settings.task_type, settings.deployment)
@@ -93,15 +94,17 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     artifacts = Artifacts(settings.state_dir, _shelf(settings))
     service = settings.deployment.service
     size = _slab_size(service.slab_bytes, checkpoint)
+    sink = span_sink(service.otlp_endpoint, "h3-diffusion")
     slab = Slab.create(service.slab_folder, size, f"diffusion-{listener.getsockname()[1]}")
     try:
         with contextlib.closing(_receiver(settings, slab, listener)) as receiver:
             asyncio.run(
-                _serve(settings, gpus, checkpoint, tasks_served(partitions), artifacts, slab, receiver, listener)
+                _serve(settings, gpus, checkpoint, tasks_served(partitions), artifacts, slab, receiver, listener, sink)
             )
     finally:
         slab.close()
         artifacts.close()
+        sink.close()
 
 
 def fetch(model: str, deployment: Deployment, task_type: TaskType) -> None:
@@ -171,6 +174,7 @@ async def _serve(
     slab: Slab,
     receiver: Receiver[ShmLanding],
     listener: socket.socket,
+    sink: SpanSink,
 ) -> None:
     deployment, service = settings.deployment, settings.deployment.service
     url = settings.advertise_url or url_of(listener)
@@ -188,12 +192,12 @@ async def _serve(
     store = SqlJobStore(settings.database_url or local, tell=feed.tell)
     limits = _limits(settings, checkpoint, tasks, slab.largest_landing)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim, checkpoint.revision)
-    registry.register(CacheCollector(lambda: cache.stats))
-    registry.register(EncoderCollector(lambda: encoders.ready, len(settings.encoder_urls)))
-    memory = GpuMemory.of(gpus)
-    registry.register(memory)
+    memory, known = GpuMemory.of(gpus), len(settings.encoder_urls)
+    for each in (CacheCollector(lambda: cache.stats), EncoderCollector(lambda: encoders.ready, known), memory):
+        registry.register(each)
     handover = Handover(encoders, receiver, sender, artifacts, service.lease_s, rules, cache, accounts)
-    runner = JobRunner(store, artifacts, handover, engine, _runner_rules(deployment), feed, JobAccounts(registry))
+    jobs, job_rules = JobAccounts(registry), _runner_rules(deployment)
+    runner = JobRunner(store, artifacts, handover, engine, job_rules, feed, jobs, sink.export)
     registry.register(QueueCollector(lambda: runner.queue(service.queue_limit)))
     info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
     outbound = PinnedClient(service.media_hosts)
@@ -239,7 +243,9 @@ def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset
     return ProcessGroup(
         rank_specs("diffusion", mesh, stage.devices),
         RANKS,
-        DiffusionRankSettings(checkpoint.path, stage, tasks, service.slab_folder, slab, settings.log_level),
+        DiffusionRankSettings(
+            checkpoint.path, stage, tasks, service.slab_folder, slab, settings.log_level, settings.log_format
+        ),
         GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
         settings.deployment.distributed_executor_backend,
     )

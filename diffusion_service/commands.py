@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shared_runtime.ranks.messages import RankFacts
 from shared_schema.deploy.model import DiffusionStage
-from shared_schema.deploy.settings import LogLevel
+from shared_schema.deploy.settings import LogFormat, LogLevel
 from shared_schema.encode import EncodeRequest, ShmLanding
 from shared_schema.encoder_output import Manifest
 from shared_schema.tasks import Task
@@ -25,6 +25,7 @@ class DiffusionRankSettings:
     slab: Path
     """The service's own slab in it."""
     log_level: LogLevel
+    log_format: LogFormat
 
 
 @dataclass(frozen=True)

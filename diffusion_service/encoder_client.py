@@ -8,6 +8,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from shared_runtime.tracing import adopt, errand
 from shared_schema.encode import (
     EncodeProgress,
     EncodeRequest,
@@ -31,6 +32,7 @@ from shared_schema.errors import (
     TransportError,
 )
 from shared_schema.health import Health
+from shared_schema.trace import TRACEPARENT
 
 Shape = TypeVar("Shape", bound=BaseModel)
 
@@ -94,7 +96,9 @@ class EncoderClient:
             url = f"{self.url}/v1/encodings"
             form: list[tuple[str, tuple[str, object]]] = list(parts)
             files_or_none = form or [("", ("", b""))]
-            return await self._ask(Encoding, "POST", url, data=fields, files=files_or_none, timeout=self._slow)
+            made = await self._ask(Encoding, "POST", url, data=fields, files=files_or_none, timeout=self._slow)
+        adopt(made.spans)
+        return made
 
     async def push(self, encoding: Encoding, landing: Landing) -> PushReceipt:
         """Have an encoding pushed into `landing`.
@@ -105,7 +109,9 @@ class EncoderClient:
         """
         url = f"{encoding.endpoint}/v1/encodings/{encoding.id}/push"
         body = PushRequest(landing=landing).model_dump()
-        return await self._ask(PushReceipt, "POST", url, json=body, timeout=self._slow)
+        receipt = await self._ask(PushReceipt, "POST", url, json=body, timeout=self._slow)
+        adopt(receipt.spans)
+        return receipt
 
     async def renew(self, encoding: Encoding) -> None:
         """Another lease for an encoding that still waits for room."""
@@ -143,7 +149,7 @@ class EncoderClient:
 
     async def _call(self, method: str, url: str, **arguments: object) -> bytes:
         with _mapped():
-            response = await self._http.request(method, url, **arguments)  # type: ignore[arg-type]
+            response = await self._http.request(method, url, headers=_errand_headers(), **arguments)  # type: ignore[arg-type]
             if response.is_success:
                 return response.content
             error = _error_of(response)
@@ -155,6 +161,15 @@ class EncoderClient:
         if error.code in ("out_of_memory", "numerical_error", "timeout"):
             raise JobFailed(error.message, code=error.code)  # type: ignore[arg-type]
         raise JobFailed(f"the encoder failed: {error.message}", code="internal_error")
+
+
+def _errand_headers() -> dict[str, str]:
+    """What the encoder's log lines and spans are to be known by."""
+    now = errand()
+    if now is None:
+        return {}
+    named = {"x-request-id": now.request_id}
+    return named if now.parent is None else {**named, TRACEPARENT: now.parent.header()}
 
 
 def _error_of(response: httpx.Response) -> ErrorDetail:

@@ -17,6 +17,7 @@ from diffusion_service.encoders import Encoders
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import CacheUse, Job, VideoPlan
 from diffusion_service.scheduler import Rank
+from shared_runtime.tracing import span
 from shared_runtime.transport.accounts import TransportAccounts, TransportName
 from shared_runtime.transport.base import Receiver, Sender
 from shared_runtime.transport.codec import check_values
@@ -146,9 +147,11 @@ class Handover:
                 start = time.perf_counter()
                 try:
                     async with _followed(link, request.request_id, watcher):
-                        encoding = await link.client.encode(request, files)
+                        with span("encode"):
+                            encoding = await link.client.encode(request, files)
                     encoded = time.perf_counter()
-                    landing = await self._transfer(job, link, encoding, watcher)
+                    with span("transfer"):
+                        landing = await self._transfer(job, link, encoding, watcher)
                 except (NotReady, EncoderAway) as error:
                     link.lost(error.message)
                     continue
@@ -168,9 +171,11 @@ class Handover:
             check_manifest(encoding.manifest, job.plan, self._rules)
             watcher.reach("transferring")
             renew = partial(link.client.renew, encoding)
-            landing = await self._room(encoding.manifest.nbytes, job.request_id, watcher, renew)
+            with span("wait for room"):
+                landing = await self._room(encoding.manifest.nbytes, job.request_id, watcher, renew)
             async with self._released_on_error(landing, self._receiver.kind):
-                receipt = await link.client.push(encoding, self._receiver.for_sender(landing))
+                with span("push"):
+                    receipt = await link.client.push(encoding, self._receiver.for_sender(landing))
                 await self._prove(landing, encoding.manifest, receipt)
                 self._accounts.pushed(self._receiver.kind, receipt.bytes, receipt.seconds)
         except EncoderAway as error:
@@ -232,8 +237,9 @@ class Handover:
 
     async def _prove(self, landing: ShmLanding, manifest: Manifest, receipt: PushReceipt) -> None:
         """Generation and checksum, then the payload's own rules; the bytes are read in a worker thread."""
-        await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)
-        EncoderOutput(manifest=manifest, data=self._receiver.view(landing))
+        with span("verify"):
+            await asyncio.to_thread(self._receiver.verify, landing, receipt.checksum)
+            EncoderOutput(manifest=manifest, data=self._receiver.view(landing))
 
     def _files(self, job: Job) -> tuple[Path, ...]:
         return tuple(self._artifacts.input(job.id, each.file) for each in job.plan.references)

@@ -17,6 +17,7 @@ from diffusion_service.jobs.store import JobStore
 from diffusion_service.jobs.webhook import Webhook, delay_s
 from diffusion_service.metrics import WebhookAccounts
 from diffusion_service.signature import Signer
+from shared_runtime.tracing import Errand, working_for
 from shared_schema.errors import NotFound, OutboundError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -90,9 +91,13 @@ class Webhooks:
     async def _deliver(self, job: Job) -> None:
         if job.webhook is None:
             return
-        status, why = await self._send(job, job.webhook.url)
+        with working_for(Errand(job.request_id)):
+            await self._told(job, job.webhook)
+
+    async def _told(self, job: Job, before: Webhook) -> None:
+        status, why = await self._send(job, before.url)
         self._accounts.tried("delivered" if why is None else "unreachable" if status is None else "refused")
-        now, tried = self._clock(), job.webhook.attempts
+        now, tried = self._clock(), before.attempts
         next_at = now + delay_s(tried, self._draw())
 
         def settled(hook: Webhook) -> Webhook:

@@ -227,7 +227,7 @@ def _execution(
 def build(comm: RankComm, settings: object, beater: Beater) -> DiffusionRank:
     """Load a diffusion rank; see `shared_runtime.ranks.worker.BuildService`."""
     assert isinstance(settings, DiffusionRankSettings)
-    set_up_logging(settings.log_level, comm.spec.name)
+    set_up_logging(settings.log_level, comm.spec.name, settings.log_format)
     return DiffusionRank(comm, settings, beater)
 
 

@@ -16,6 +16,7 @@ from shared_runtime.metrics import new_registry
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
+from shared_runtime.spans_out import SpanSink, span_sink
 from shared_runtime.stored import MEDIA_ENCODERS
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.deploy.model import Deployment
@@ -37,12 +38,16 @@ def run(settings: EncoderSettings, gpus: tuple[Gpu, ...]) -> None:
     Raises:
         DeployError: port, files or settings are wrong.
     """
-    set_up_logging(settings.log_level, "encoder-api")
+    set_up_logging(settings.log_level, "encoder-api", settings.log_format)
     listener = bind(settings.host, settings.port)
     log_start(settings.model, settings.deployment, settings.deployment.encoder, gpus)
     checkpoint = _checkpoint(settings.model, settings.deployment)
     hold_signals()
-    asyncio.run(_serve(settings, gpus, checkpoint, listener))
+    sink = span_sink(settings.deployment.service.otlp_endpoint, "h3-encoder")
+    try:
+        asyncio.run(_serve(settings, gpus, checkpoint, listener, sink))
+    finally:
+        sink.close()
 
 
 def fetch(model: str, deployment: Deployment) -> None:
@@ -67,7 +72,7 @@ def group_limits(service: ServiceSettings) -> GroupLimits:
 
 
 async def _serve(
-    settings: EncoderSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, listener: socket.socket
+    settings: EncoderSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, listener: socket.socket, sink: SpanSink
 ) -> None:
     service, stage = settings.deployment.service, settings.deployment.encoder
     text_only = settings.deployment.diffusion.text_only
@@ -75,7 +80,13 @@ async def _serve(
         rank_specs("encoder", Mesh(tp=stage.tensor_parallel_size), stage.devices),
         RANKS,
         EncoderRankSettings(
-            checkpoint.path, stage, text_only, service.slab_folder, settings.deployment.nixl, settings.log_level
+            checkpoint.path,
+            stage,
+            text_only,
+            service.slab_folder,
+            settings.deployment.nixl,
+            settings.log_level,
+            settings.log_format,
         ),
         group_limits(service),
         settings.deployment.distributed_executor_backend,
@@ -93,7 +104,7 @@ async def _serve(
     )
     registry.register(EncodingCollector(lambda: encoder.queued, lambda: encoder.waiting))
     identity = _identity(settings, gpus, checkpoint, encoder)
-    deps = EncoderDeps(encoder, group, identity, settings.shared_token, registry)
+    deps = EncoderDeps(encoder, group, identity, settings.shared_token, registry, sink.export)
     sweeping = asyncio.create_task(encoder.sweep())
 
     async def ready() -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from shared_runtime.ranks.messages import RankFacts
 from shared_schema.deploy.model import EncoderStage, NixlExtra
-from shared_schema.deploy.settings import LogLevel
+from shared_schema.deploy.settings import LogFormat, LogLevel
 from shared_schema.encode import EncodeRequest, Landing, PushReceipt, UsedReference
 from shared_schema.encoder_output import Manifest
 
@@ -24,6 +24,7 @@ class EncoderRankSettings:
     nixl: NixlExtra | None
     """Send over NIXL, with these options; None: through shared memory."""
     log_level: LogLevel
+    log_format: LogFormat
 
 
 @dataclass(frozen=True)

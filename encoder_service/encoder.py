@@ -16,6 +16,7 @@ from pathlib import Path
 from encoder_service.commands import CountTokens, Drop, Encode, Encoded, PartDone, Probe, Push, Pushed, Tidy
 from encoder_service.metrics import EncodeAccounts
 from shared_runtime.ranks.group import RankGroup
+from shared_runtime.tracing import span
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import EncodeProgress, EncodeRequest, Encoding, Landing
 from shared_schema.errors import H3Error, LeaseExpired, NotFound, NotReady, RankDied
@@ -91,6 +92,7 @@ class Encoder:
                 self._under_way.pop(request.request_id, None)
         assert isinstance(encoded, Encoded)
         self._encodes.encoded(request.task, encoded.timings)
+        logger.info("encoded %s in %.3f s", request.task, sum(encoded.timings.values()))
         expires_at = self._clock() + self._lease_s
         self._waiting[encoding_id] = _Waiting(expires_at)
         return Encoding(
@@ -106,7 +108,8 @@ class Encoder:
     async def _turn_taken(self) -> AsyncIterator[None]:
         self._queued += 1
         try:
-            await self._turn.acquire()
+            with span("admission"):
+                await self._turn.acquire()
         finally:
             self._queued -= 1
         try:

@@ -21,6 +21,7 @@ from shared_runtime.conditioning.latents import Latents, MediaEncoder
 from shared_runtime.conditioning.media import MediaReader
 from shared_runtime.conditioning.packing import Conditions, Packed, pack
 from shared_runtime.ranks.comm import RankComm
+from shared_runtime.tracing import span
 from shared_schema.encode import EncodeRequest, UsedReference
 from shared_schema.tasks import Task
 
@@ -112,5 +113,6 @@ def _packed(state: PipelineState, latents: Latents | None) -> Packed:
 @contextmanager
 def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
-    yield
+    with span(name):
+        yield
     timings[name] = time.perf_counter() - start

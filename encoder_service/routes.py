@@ -21,8 +21,11 @@ from starlette.exceptions import HTTPException
 from encoder_service.commands import Pushed
 from encoder_service.encoder import Encoder
 from shared_runtime.answers import AnswerAccounts, CountAnswers
+from shared_runtime.errands import Errands
 from shared_runtime.metrics import CONTENT_TYPE, exposition
 from shared_runtime.ranks.group import RankGroup
+from shared_runtime.spans_out import Export
+from shared_runtime.tracing import collected
 from shared_schema.encode import (
     READ_VERSIONS,
     EncodeProgress,
@@ -64,6 +67,8 @@ class EncoderDeps:
     token: str | None
     registry: CollectorRegistry
     """What `/metrics` shows."""
+    export: Export
+    """Takes the spans of a request that came with a `traceparent`."""
 
 
 def build_app(deps: EncoderDeps) -> FastAPI:
@@ -74,6 +79,7 @@ def build_app(deps: EncoderDeps) -> FastAPI:
         app.add_exception_handler(invalid, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_refused)
     app.add_exception_handler(Exception, _answer_fault)
+    app.add_middleware(Errands, process="encoder-api", export=deps.export)
     app.add_middleware(CountAnswers, accounts=AnswerAccounts(deps.registry))
     app.include_router(_health_routes(deps))
     app.include_router(_encoding_routes(deps), responses=_ERRORS)
@@ -161,7 +167,8 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
             if len(uploads) != len(request.references):
                 raise InvalidRequest(f"{len(uploads)} files for {len(request.references)} references", param="file")
             files = tuple(_unnamed_path(upload) for upload in uploads)
-            return await _unless_gone(http, deps.encoder.encode(request, files))
+            made = await _unless_gone(http, deps.encoder.encode(request, files))
+            return made.model_copy(update={"spans": collected()})
 
     @routes.get("/encodings/{request_id}/progress")
     async def progress(request_id: str) -> EncodeProgress:
@@ -243,5 +250,5 @@ def _unnamed_path(upload: UploadFile) -> Path:
 
 def _pushed(pushed: Pushed) -> Response | PushReceipt:
     if pushed.blob is None:
-        return pushed.receipt
+        return pushed.receipt.model_copy(update={"spans": collected()})
     return Response(pushed.blob, media_type=SAFETENSORS, headers={"x-checksum": pushed.receipt.checksum})

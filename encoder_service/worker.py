@@ -121,7 +121,7 @@ def _media_encoder(settings: EncoderRankSettings, comm: RankComm, beater: Beater
 def build(comm: RankComm, settings: object, beater: Beater) -> EncoderRank:
     """Load an encoder rank; see `shared_runtime.ranks.worker.BuildService`."""
     assert isinstance(settings, EncoderRankSettings)
-    set_up_logging(settings.log_level, comm.spec.name)
+    set_up_logging(settings.log_level, comm.spec.name, settings.log_format)
     return EncoderRank(comm, settings, beater)
 
 

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from shared_runtime.gpus import Gpu
 from shared_schema.deploy.load import OwnDevices, load_deployment
 from shared_schema.deploy.model import Deployment, Stage
-from shared_schema.deploy.settings import LogLevel
+from shared_schema.deploy.settings import LogFormat, LogLevel
 from shared_schema.errors import DeployError
 
 Choice = TypeVar("Choice", bound=str)
@@ -63,6 +63,7 @@ def common_flags(port: str) -> tuple[Flag, ...]:
         Flag("host", "address to listen on", default="127.0.0.1"),
         Flag("port", "port to listen on", default=port),
         Flag("log-level", levels, default="info"),
+        Flag("log-format", "|".join(get_args(LogFormat)), default="text"),
         Flag("served-model-name", "what clients call the model; default: hub id or folder name"),
         Flag("advertise-url", "URL under which the other service reaches this one"),
         Flag("drain-seconds", "from TERM to exit, for what is running; replaces service.drain_s"),
@@ -233,6 +234,7 @@ class ServerArguments(TypedDict):
     host: str
     port: int
     log_level: LogLevel
+    log_format: LogFormat
     served_model_name: str | None
     advertise_url: str | None
     shared_token: str | None
@@ -247,12 +249,14 @@ def server_arguments(command: Command, deployment: Deployment) -> ServerArgument
     advertised = command.one("advertise-url")
     service = deployment.service
     levels: tuple[LogLevel, ...] = get_args(LogLevel)
+    formats: tuple[LogFormat, ...] = get_args(LogFormat)
     return ServerArguments(
         model=model_of(command),
         deployment=deployment,
         host=command.needed("host").text,
         port=_port(command.needed("port")),
         log_level=command.choice("log-level", levels),
+        log_format=command.choice("log-format", formats),
         served_model_name=command.text("served-model-name"),
         advertise_url=None if advertised is None else http_url(advertised),
         shared_token=secret_setting(service.internal_token, service.internal_token_file, "internal_token"),

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared_schema.encoder_output import Manifest
 from shared_schema.tasks import Task
+from shared_schema.trace import Span
 
 SCHEMA_VERSION = 1
 """Version of the internal API. A service also reads the previous one, once there is one."""
@@ -85,6 +86,8 @@ class Encoding(Wire):
     """Seconds by stage: media, text, video_vae, audio_vae."""
     expires_at: float
     """Unix time at which an encoding that was not pushed is dropped."""
+    spans: tuple[Span, ...] = ()
+    """What took time, where the request came with a `traceparent`."""
 
 
 class ShmLanding(Wire):
@@ -144,6 +147,8 @@ class PushReceipt(Wire):
     """xxh3-64 of the payload bytes."""
     seconds: float
     """From the start of the copy to its end."""
+    spans: tuple[Span, ...] = ()
+    """As of `Encoding`."""
 
 
 class ProbeRequest(Wire):

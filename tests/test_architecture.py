@@ -41,6 +41,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "fastapi": ("encoder_service.app", "encoder_service.routes", "diffusion_service.app", "diffusion_service.api"),
     "starlette": (
         "shared_runtime.answers",
+        "shared_runtime.errands",
         "shared_runtime.serving",
         "encoder_service.app",
         "encoder_service.routes",

@@ -2,8 +2,6 @@
 
 import logging
 import math
-import re
-import secrets
 from collections.abc import Mapping
 
 from fastapi import FastAPI
@@ -14,6 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shared_runtime.errands import request_id_of
+from shared_runtime.tracing import Errand, working_for
 from shared_schema.errors import (
     ErrorBody,
     ErrorDetail,
@@ -28,7 +28,6 @@ from shared_schema.errors import (
 )
 
 _LOG = logging.getLogger(__name__)
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def install_errors(app: FastAPI) -> None:
@@ -61,14 +60,15 @@ class ErrorBoundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send, _request_id(scope))
+        answer = _Answer(send, request_id_of(scope))
         scope.setdefault("state", {})["request_id"] = answer.request_id
-        try:
-            await self._app(scope, receive, answer.send)
-        except Exception as error:
-            if answer.started:
-                raise
-            await _response_to(error, answer.request_id)(scope, receive, answer.send)
+        with working_for(Errand(answer.request_id)):
+            try:
+                await self._app(scope, receive, answer.send)
+            except Exception as error:
+                if answer.started:
+                    raise
+                await _response_to(error, answer.request_id)(scope, receive, answer.send)
 
 
 class _Answer:
@@ -104,11 +104,6 @@ class _Answer:
 
 def _is_json(message: Message) -> bool:
     return Headers(raw=message["headers"]).get("content-type", "").startswith("application/json")
-
-
-def _request_id(scope: Scope) -> str:
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def _response_to(error: Exception, request_id: str) -> Response:

@@ -25,6 +25,12 @@ CONTENT: Answers = {
 _STRING = {"type": "string"}
 EVENT = {"type": "object", "required": ["data"], "properties": {"id": _STRING, "event": _STRING, "data": _STRING}}
 """One of a stream."""
+TRACE: Answers = {
+    200: {
+        "description": "Complete events in Chrome's trace format, microseconds; a process for each of ours.",
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    },
+}
 EVENTS: Answers = {
     200: {
         "description": "A `VideoEvent` as JSON in the data of each event, until the job has ended.",

@@ -15,11 +15,23 @@ from diffusion_service.api.errors import error_response
 from diffusion_service.api.gate import caller_of, note_job
 from diffusion_service.api.intake import Intake
 from diffusion_service.api.ownership import check_changes, check_visible
-from diffusion_service.api.schema import CLIP, CONTENT, EVENTS, LAST_EVENT, PAGE, PART, REPEAT, VIDEO_ID, create_body
+from diffusion_service.api.schema import (
+    CLIP,
+    CONTENT,
+    EVENTS,
+    LAST_EVENT,
+    PAGE,
+    PART,
+    REPEAT,
+    TRACE,
+    VIDEO_ID,
+    create_body,
+)
 from diffusion_service.api.sse import LAST_EVENT_ID
 from diffusion_service.api.streams import EventStreams
 from diffusion_service.jobs.job import Job, JobFailure
 from diffusion_service.jobs.store import Order
+from diffusion_service.jobs.trace import chrome
 from shared_schema.errors import JOB_HTTP_STATUS, H3Error, InvalidRequest, JobFailed, NotFound, NotImplementedYet
 from shared_schema.videos import Video, VideoDeleted, VideoList
 
@@ -48,6 +60,7 @@ def videos_router(deps: ApiDeps) -> APIRouter:
         "/{video_id}", routes.delete, methods=["DELETE"], response_model=VideoDeleted, openapi_extra=one
     )
     router.add_api_route("/{video_id}/cancel", routes.cancel, methods=["POST"], response_model=Video, openapi_extra=one)
+    router.add_api_route("/{video_id}/trace", routes.trace, methods=["GET"], responses=TRACE, openapi_extra=one)
     stream = {"parameters": [VIDEO_ID, *LAST_EVENT]}
     router.add_api_route(
         "/{video_id}/events",
@@ -125,6 +138,13 @@ class _Routes:
         check_changes(request, job)
         await self._deps.runner.remove(job.id)
         return JSONResponse(VideoDeleted(id=job.id).model_dump(mode="json"))
+
+    async def trace(self, request: Request) -> Response:
+        """Where the time of an ended job went, as a trace for `chrome://tracing` or ui.perfetto.dev."""
+        job = await self._job(request)
+        if not job.finished:
+            raise NotFound(f"video {job.id} is {job.status}; its trace can be read once it has ended")
+        return JSONResponse(chrome(job, job.spans))
 
     async def events(self, request: Request) -> Response:
         """Every change of a job's status, phase and progress, as server-sent events."""

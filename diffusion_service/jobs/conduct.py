@@ -25,8 +25,10 @@ from diffusion_service.jobs.failure import failure_of
 from diffusion_service.jobs.job import ClipResult, Job, JobFailure, Transition
 from diffusion_service.jobs.line import Line
 from diffusion_service.jobs.progress import Course, Stage, phase_of
+from diffusion_service.jobs.trace import JobTrace
 from diffusion_service.jobs.workshop import Workshop
 from diffusion_service.scheduler import Rank, Waiting
+from shared_runtime.tracing import span
 from shared_schema.encode import EncodeProgress
 from shared_schema.errors import JobFailed, NotFound
 from shared_schema.videos import Phase
@@ -62,6 +64,7 @@ class Conduct:
         self._writer: asyncio.Task[None] | None = None
         """Writes progress to the store as fast as the store takes it, the latest first."""
         self._task: asyncio.Task[None] | None = None
+        self._trace = JobTrace(job)
 
     @property
     def id(self) -> str:
@@ -92,6 +95,10 @@ class Conduct:
 
     async def _run(self, ended: Callable[[], None]) -> None:
         self._running = True
+        with self._trace.going_on():
+            await self._to_its_end(ended)
+
+    async def _to_its_end(self, ended: Callable[[], None]) -> None:
         try:
             await self._work()
         except asyncio.CancelledError:
@@ -126,7 +133,8 @@ class Conduct:
         landed = await workshop.handover.land(self.job, self)
         self.landed = True
         try:
-            await self._line.turn(self)
+            with span("wait for its turn"):
+                await self._line.turn(self)
             self.begun = True
             generated = await self._generate(landed)
         finally:
@@ -173,9 +181,12 @@ class Conduct:
             warnings=generated.warnings,
             peak_memory_mb=generated.peak_memory_mb,
         )
-        await asyncio.to_thread(workshop.artifacts.publish, job.id, job.plan.num_outputs)
+        with span("publish"):
+            await asyncio.to_thread(workshop.artifacts.publish, job.id, job.plan.num_outputs)
         now, retention_s = workshop.clock(), workshop.rules.retention_s
-        ended = await workshop.change(job.id, lambda before: before.complete(result, now, retention_s))
+        ended = await workshop.change(
+            job.id, lambda before: self._with_trace(before.complete(result, now, retention_s), now)
+        )
         workshop.learn(ended)
         await workshop.ended(ended)
 
@@ -250,9 +261,13 @@ class Conduct:
     async def _part(self) -> None:
         workshop = self._workshop
         now, retention_s = workshop.clock(), workshop.rules.retention_s
+
+        def cancelled(job: Job) -> Job:
+            return self._with_trace(job.cancel(now, retention_s), now)
+
         match self._stop:
             case "cancelled":
-                await workshop.ended(await workshop.change(self.id, lambda job: job.cancel(now, retention_s)))
+                await workshop.ended(await workshop.change(self.id, cancelled))
             case "lost":
                 logger.warning("job %s is another service's now", self.id)
             case _:
@@ -266,12 +281,16 @@ class Conduct:
         workshop = self._workshop
         now, retention_s = workshop.clock(), workshop.rules.retention_s
         with contextlib.suppress(Transition, NotFound):
-            job = await workshop.change(self.id, partial(_failing, failure=failure, now=now, retention_s=retention_s))
+            failed = partial(_failing, failure=failure, now=now, retention_s=retention_s)
+            job = await workshop.change(self.id, lambda before: self._with_trace(failed(before), now))
             if job.finished:
                 logger.warning("job %s failed: %s: %s", job.id, failure.code, failure.message)
                 await workshop.ended(job)
             else:
                 logger.warning("job %s goes back to the queue: %s", job.id, failure.message)
+
+    def _with_trace(self, job: Job, now: float) -> Job:
+        return job.traced(self._trace.ended(job, now)) if job.finished else job
 
     async def _quiet(self) -> None:
         """From here on nobody stops the task, and nothing of the job's progress is written. Half a clip goes."""

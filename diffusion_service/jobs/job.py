@@ -17,6 +17,7 @@ from diffusion_service.jobs.webhook import Webhook
 from shared_schema.encode import ReferenceKind, UsedReference
 from shared_schema.errors import H3Error, JobErrorCode
 from shared_schema.tasks import FPS, Canvas, Task
+from shared_schema.trace import Span
 from shared_schema.videos import Execution, Phase, Video, VideoError, VideoOutput, VideoStatus, VideoWebhook
 
 MAX_ATTEMPTS = 2
@@ -148,6 +149,8 @@ class Job(Stored):
     stage_durations: dict[str, float] = {}
     error: JobFailure | None = None
     result: ClipResult | None = None
+    spans: tuple[Span, ...] = ()
+    """What took time in its last attempt; none before it has ended."""
 
     @property
     def request_id(self) -> str:
@@ -187,6 +190,10 @@ class Job(Stored):
         if self.status == "queued":
             return self.released()
         return self.requeue() if self.may_retry(failure) else self.fail(failure, now, retention_s)
+
+    def traced(self, spans: tuple[Span, ...]) -> Self:
+        """Its end comes with what took time."""
+        return self._changed(spans=spans)
 
     def start(self, now: float) -> Self:
         """The first worker touches it."""

@@ -25,6 +25,7 @@ from diffusion_service.jobs.store import JobStore
 from diffusion_service.jobs.upkeep import Upkeep
 from diffusion_service.jobs.workshop import RunnerRules, Workshop, insist
 from diffusion_service.scheduler import Key, Waiting, choose, overtakes, turn
+from shared_runtime.spans_out import Export
 from shared_schema.errors import NotFound, NotReady
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class JobRunner:
         rules: RunnerRules,
         feed: JobFeed,
         accounts: JobAccounts,
+        export: Export,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -58,7 +60,7 @@ class JobRunner:
         self._rules = rules
         self._feed = feed
         self._clock = clock
-        self._workshop = Workshop(store, artifacts, handover, engine, rules, accounts, uuid.uuid4().hex, clock)
+        self._workshop = Workshop(store, artifacts, handover, engine, rules, accounts, export, uuid.uuid4().hex, clock)
         self._line: Line[Conduct] = Line()
         self._upkeep = Upkeep(self._workshop, self._line)
         self._recent: deque[Key] = deque(maxlen=RECENT)

@@ -15,6 +15,7 @@ from diffusion_service.jobs.audit import log_end
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.progress import Pace
 from diffusion_service.jobs.store import JobStore, Transit
+from shared_runtime.spans_out import Export
 from shared_schema.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class Workshop:
     engine: Engine
     rules: RunnerRules
     accounts: JobAccounts
+    export: Export
+    """Takes this service's spans of a job that has ended; the encoder sends its own."""
     instance: str
     """Names this start of the service in the store."""
     clock: Callable[[], float]
@@ -81,6 +84,8 @@ class Workshop:
         if job.status != "completed":
             await asyncio.to_thread(self.artifacts.drop_clips, job.id)
         self.accounts.ended(job)
+        if job.spans:
+            self.export(job.request_id, [each for each in job.spans if each.process.startswith("diffusion-")])
         log_end(job, encoder_ranks=self.rules.encoder_ranks, diffusion_ranks=self.rules.diffusion_ranks)
 
 

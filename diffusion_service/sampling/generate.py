@@ -26,6 +26,7 @@ from diffusion_service.sampling.recording import Recorded, Recording
 from shared_runtime.conditioning.blocks import Pipeline, assemble
 from shared_runtime.conditioning.packing import Conditions
 from shared_runtime.ranks.comm import RankComm
+from shared_runtime.tracing import span
 from shared_schema.deploy.model import X264
 from shared_schema.deploy.settings import Partition
 from shared_schema.layout import Block
@@ -46,7 +47,8 @@ class Timings:
     def of(self, stage: str) -> Iterator[None]:
         """Count the block's time."""
         start = time.perf_counter()
-        yield
+        with span(stage):
+            yield
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 6)
 
 

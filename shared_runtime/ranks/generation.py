@@ -8,6 +8,7 @@ from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.messages import Lane, Meet, RankFacts
 from shared_schema.errors import H3Error
 from shared_schema.health import RankState
+from shared_schema.trace import Span
 
 OnEvent = Callable[[object], None]
 
@@ -35,6 +36,8 @@ class Task:
     waiting: set[int]
     result: object = None
     failure: H3Error | None = None
+    spans: tuple[Span, ...] = ()
+    """The leader's."""
 
 
 @dataclass

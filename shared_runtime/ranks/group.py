@@ -34,8 +34,10 @@ from shared_runtime.ranks.messages import (
     pack,
 )
 from shared_runtime.ranks.pipes import read_message
+from shared_runtime.tracing import adopt, errand, span
 from shared_schema.errors import DeployError, H3Error, RankDied
 from shared_schema.health import RankHealth
+from shared_schema.trace import Span
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +166,15 @@ class ProcessGroup:
         number = self._next_task
         task = Task(asyncio.get_running_loop().create_future(), on_event, lane, {r.spec.rank for r in generation.ranks})
         generation.tasks[number] = task
-        await self._send_all(generation, Order(number, lane, command))
+        with span(type(command).__name__):
+            await self._send_all(generation, Order(number, lane, command, errand()))
+            try:
+                return await self._answer(generation, number, task)
+            finally:
+                adopt(task.spans)
+
+    async def _answer(self, generation: Generation, number: int, task: Task) -> object:
+        """What the leader said, once every rank has answered; if the caller is cancelled, the command is."""
         try:
             return await asyncio.shield(task.future)
         except asyncio.CancelledError:
@@ -277,10 +287,10 @@ class ProcessGroup:
                 task = generation.tasks.get(number)
                 if task is not None and task.on_event is not None and rank.spec.is_leader:
                     task.on_event(event)
-            case Done(number, result):
-                self._answered(generation, rank, number, result=result)
-            case Failed(number, error, fatal):
-                self._answered(generation, rank, number, failure=error)
+            case Done(number, result, spans):
+                self._answered(generation, rank, number, spans, result=result)
+            case Failed(number, error, fatal, spans):
+                self._answered(generation, rank, number, spans, failure=error)
                 if fatal:
                     generation.end(f"rank {rank.spec.name} failed: {error}")
 
@@ -298,6 +308,7 @@ class ProcessGroup:
         generation: Generation,
         rank: Rank,
         number: int,
+        spans: tuple[Span, ...],
         *,
         result: object = None,
         failure: H3Error | None = None,
@@ -309,7 +320,7 @@ class ProcessGroup:
         task.waiting.discard(rank.spec.rank)
         task.failure = task.failure or failure
         if rank.spec.is_leader:
-            task.result = result
+            task.result, task.spans = result, spans
         if task.waiting:
             return
         del generation.tasks[number]

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared_runtime.ranks.mesh import RankSpec
+from shared_runtime.tracing import Errand
 from shared_schema.deploy.model import LoadFormat
 from shared_schema.errors import H3Error
+from shared_schema.trace import Span
 
 Lane = Literal["work", "side"]
 """`work` orders run one after the other on the rank's main thread; `side` orders (a push, a count) need not wait."""
@@ -29,6 +31,8 @@ class Order:
     task: int
     lane: Lane
     command: object
+    errand: Errand | None = None
+    """What it is for; None: nothing that a caller asked for."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ class Done:
 
     task: int
     result: object
+    spans: tuple[Span, ...] = ()
+    """What took time, if the order's errand asks."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,7 @@ class Failed:
     task: int
     error: H3Error
     fatal: bool
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True)

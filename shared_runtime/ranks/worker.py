@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -36,6 +36,7 @@ from shared_runtime.ranks.messages import (
     Report,
     Unfit,
 )
+from shared_runtime.tracing import Recorder, working_for
 from shared_schema.errors import DeployError, H3Error, RankFailed, RequestError, TaskCancelled
 
 logger = logging.getLogger(__name__)
@@ -198,11 +199,16 @@ class Worker:
             self._pipe.send(answer)
 
     def _do(self, service: RankService, order: Order, handle: TaskHandle) -> Done | Failed:
-        try:
-            return Done(order.task, service.handle(order.command, handle))
-        except Exception as error:
-            failure = self._failed(order, error)
-            traceback.clear_frames(error.__traceback__)
+        recorder = Recorder(self._spec.name)
+        with working_for(order.errand, recorder):
+            try:
+                begun = time.perf_counter()
+                result = service.handle(order.command, handle)
+                logger.debug("%s took %.3f s", type(order.command).__name__, time.perf_counter() - begun)
+                return Done(order.task, result, tuple(recorder.spans))
+            except Exception as error:
+                failure = replace(self._failed(order, error), spans=tuple(recorder.spans))
+                traceback.clear_frames(error.__traceback__)
         _forget()
         return failure
 

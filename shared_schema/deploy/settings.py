@@ -8,6 +8,7 @@ from shared_schema.deploy.model import Deployment
 from shared_schema.tasks import Task
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 TaskType = Literal["auto", "combined", "t2va", "fl2va", "ref2va"]
 Partition = Literal["transformer", "transformer_ref"]
 
@@ -28,6 +29,7 @@ class ServerSettings:
     host: str
     port: int
     log_level: LogLevel
+    log_format: LogFormat
     served_model_name: str | None
     """None: the hub id, or the folder's name."""
     advertise_url: str | None

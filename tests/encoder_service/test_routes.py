@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from encoder_service.encoder import Encoder
 from encoder_service.metrics import EncodeAccounts
 from encoder_service.routes import EncoderDeps, build_app
+from shared_runtime.spans_out import NoSink
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
 from tests.encoder_service.test_encoder import HeldGroup
@@ -43,7 +44,7 @@ def ask(token: str | None, body: Callable[[httpx.AsyncClient, HeldGroup], Awaita
             text_only=False,
             connector="SharedMemoryConnector",
         )
-        app = build_app(EncoderDeps(encoder, group, identity, token, registry))
+        app = build_app(EncoderDeps(encoder, group, identity, token, registry, NoSink().export))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://e") as client:
             await body(client, group)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.workshop import RunnerRules
 from shared_schema.errors import StoreUnavailable
 from shared_schema.tasks import Task
+from shared_schema.trace import Span
 from shared_schema.videos import Execution, VideoOutput
 
 EXECUTION = Execution(
@@ -121,6 +122,7 @@ class Stage:
         self.handover = HeldHandover()
         self.engine = HeldEngine()
         self.now = 1000.0
+        self.exported: list[tuple[str, Sequence[Span]]] = []
         self._ids = itertools.count()
         self.runner = self.fresh_runner()
 
@@ -135,6 +137,7 @@ class Stage:
             self.rules,
             self.feed,
             JobAccounts(self.registry),
+            lambda trace, spans: self.exported.append((trace, spans)),
             clock=lambda: self.now,
         )
 

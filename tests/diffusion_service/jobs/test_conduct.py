@@ -179,3 +179,18 @@ def test_jobs_are_counted_by_their_end_and_forwards_as_they_are_done(tmp_path: P
         assert f'h3_video_seconds_total{{task="t2va"}} {2 * 107 / 24}' in seen
 
     play(tmp_path, scenario)
+
+
+def test_a_job_that_fails_says_where_its_time_went(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.open()
+        stage.engine.errors.append(RankFailed("no room", code="out_of_memory"))
+        job = await stage.final(await stage.add())
+        assert job.status == "failed"
+        whole, queued, *parts = job.spans
+        assert (whole.name, whole.parent, queued.name) == ("job t2va", None, "queued")
+        assert "wait for its turn" in [part.name for part in parts]
+        assert {part.parent for part in (queued, *parts)} == {whole.id}
+        assert stage.exported == [(job.request_id, list(job.spans))]
+
+    play(tmp_path, scenario)
