@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. 0: done, 1: the service refused or the job failed, 2: wrong usage."""
     options = _parser().parse_args(arguments)
     try:
-        with VideoClient(options.url, key=_key(options.key_file)) as client:
+        with VideoClient(options.url, key=key_from(options.key_file)) as client:
             return int(options.run(client, options))
     except ClientError as error:
         print(f"video_client: {error}", file=sys.stderr)
@@ -40,7 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _key(file: Path | None) -> str | None:
+def key_from(file: Path | None) -> str | None:
+    """The key in a file; None where there is none.
+
+    Raises:
+        ClientError: it cannot be read.
+    """
     if file is None:
         return None
     try:
@@ -106,14 +111,15 @@ def _follow(client: VideoClient, video_id: str, options: argparse.Namespace) -> 
     bar = ProgressBar("video", sys.stderr)
     video = client.wait(video_id, timeout_s=options.timeout, on_change=bar.show)
     if video.status != "completed":
-        print(f"video_client: {_why(video)}", file=sys.stderr)
+        print(f"video_client: {explain(video)}", file=sys.stderr)
         return 1
     for warning in video.warnings:
         print(f"video_client: warning: {warning}", file=sys.stderr)
     return _fetch(client, video_id, options.output)
 
 
-def _why(video: Video) -> str:
+def explain(video: Video) -> str:
+    """Why a job has no clip, in one line."""
     if video.error is None:
         return f"{video.id} was {video.status}"
     return f"{video.id} {video.status}: {video.error.code}: {video.error.message}"

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self, TypeVar
 
 import httpx
 from pydantic import ValidationError
@@ -19,11 +19,21 @@ from video_client.events import follow
 POLL_HEADER = "openai-poll-after-ms"
 POLL_SECONDS = 0.5
 FINAL: tuple[VideoStatus, ...] = ("completed", "failed", "cancelled")
-DOWNLOAD_CHUNK = 1 << 20
+PAUSE_S = 0.5
+"""Between two tries of a patient client."""
+T = TypeVar("T")
 
 
 class ClientError(Exception):
     """The service refused, failed, or is not there. `str(error)` is one line for a person."""
+
+
+class ServiceAway(ClientError):
+    """Nobody answers, or the connection was lost."""
+
+
+class StillGoing(ClientError):
+    """The job has not ended in the time that was given to it."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +58,16 @@ class VideoRequest:
 
 
 class VideoClient:
-    """One diffusion service. Every method raises `ClientError`."""
+    """One diffusion service. Every method raises `ClientError`.
 
-    def __init__(self, url: str, *, key: str | None = None, timeout_s: float = 60.0) -> None:
+    `patience_s` is how long it may be away, as in a restart, before a call that can be repeated raises `ServiceAway`.
+    """
+
+    def __init__(self, url: str, *, key: str | None = None, timeout_s: float = 60.0, patience_s: float = 0.0) -> None:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
         self._url = url
+        self._patience_s = patience_s
 
     def __enter__(self) -> Self:
         return self
@@ -71,8 +85,16 @@ class VideoClient:
             return f"no answer: {error}"
         return None if answer.is_success else answer.text.strip()
 
-    def create(self, request: VideoRequest) -> Video:
-        """Upload a request. The job is queued when this returns."""
+    def create(self, request: VideoRequest, *, once: str | None = None) -> Video:
+        """Upload a request. The job is queued when this returns.
+
+        Requests with the same `once` make one job, so that with it the upload is repeated when a connection is lost.
+        """
+        if once is None:
+            return self._create(request, {})
+        return self._patiently(lambda: self._create(request, {"idempotency-key": once}))
+
+    def _create(self, request: VideoRequest, headers: Mapping[str, str]) -> Video:
         with ExitStack() as open_files:
             files = []
             for name, path in request.files():
@@ -80,11 +102,13 @@ class VideoClient:
                     files.append((name, (path.name, open_files.enter_context(path.open("rb")))))
                 except OSError as error:
                     raise ClientError(f"cannot read {path}: {error.strerror}") from error
-            return self._video(self._send("POST", "/v1/videos", data=request.form(), files=files or None))
+            return self._video(
+                self._send("POST", "/v1/videos", data=request.form(), files=files or None, headers=headers)
+            )
 
     def get(self, video_id: str) -> Video:
         """The job as it is now."""
-        return self._video(self._send("GET", f"/v1/videos/{video_id}"))
+        return self._video(self._patiently(lambda: self._send("GET", f"/v1/videos/{video_id}")))
 
     def page(self, *, limit: int = 20, after: str | None = None) -> VideoList:
         """The newest jobs, or those that follow `after`."""
@@ -93,7 +117,7 @@ class VideoClient:
 
     def cancel(self, video_id: str) -> Video:
         """Stop a job and keep its record."""
-        return self._video(self._send("POST", f"/v1/videos/{video_id}/cancel"))
+        return self._video(self._patiently(lambda: self._send("POST", f"/v1/videos/{video_id}/cancel")))
 
     def delete(self, video_id: str) -> None:
         """Stop a job and remove record and file."""
@@ -122,22 +146,23 @@ class VideoClient:
 
     def _poll(self, video_id: str, end: float, timeout_s: float, on_change: Callable[[Video], None]) -> Video:
         while True:
-            answer = self._send("GET", f"/v1/videos/{video_id}")
+            answer = self._patiently(lambda: self._send("GET", f"/v1/videos/{video_id}"))
             video = self._video(answer)
             on_change(video)
             if video.status in FINAL:
                 return video
             if time.monotonic() > end:
-                raise ClientError(f"{video_id} is still {video.status} after {timeout_s:g} s")
+                raise StillGoing(f"{video_id} is still {video.status} after {timeout_s:g} s")
             time.sleep(min(float(answer.headers.get(POLL_HEADER, POLL_SECONDS * 1000)) / 1000, POLL_SECONDS))
 
     def download(self, video_id: str, path: Path) -> int:
-        """Write the MP4 to `path` and say how many bytes it has. A broken download leaves no file."""
+        """Write the MP4 to `path` and say how many bytes it has. A broken download goes on where it broke, or leaves
+        no file.
+        """
         part = path.with_name(f"{path.name}.part")
         try:
-            with self._stream(f"/v1/videos/{video_id}/content") as answer, part.open("wb") as target:
-                for chunk in answer.iter_bytes(DOWNLOAD_CHUNK):
-                    target.write(chunk)
+            with part.open("wb") as target:
+                self._patiently(lambda: self._fetch(f"/v1/videos/{video_id}/content", target))
             part.replace(path)
         except OSError as error:
             raise ClientError(f"cannot write {path}: {error.strerror}") from error
@@ -145,14 +170,36 @@ class VideoClient:
             part.unlink(missing_ok=True)
         return path.stat().st_size
 
+    def _fetch(self, path: str, target: BinaryIO) -> None:
+        """Add to `target` what it has not got of the content."""
+        there = target.tell()
+        headers = {"range": f"bytes={there}-"} if there else {}
+        with self._stream(path, headers) as answer:
+            if there and answer.status_code != 206:
+                target.truncate(0)
+                target.seek(0)
+            for chunk in answer.iter_bytes():
+                target.write(chunk)
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """The call's result, once somebody answers."""
+        end = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return call()
+            except ServiceAway:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(min(PAUSE_S, max(end - time.monotonic(), 0.0)))
+
     def _send(self, method: str, path: str, **options: object) -> httpx.Response:
         with self._mapped():
             answer = self._http.request(method, path, **options)  # type: ignore[arg-type]
         return _checked(answer)
 
     @contextmanager
-    def _stream(self, path: str) -> Iterator[httpx.Response]:
-        with self._mapped(), self._http.stream("GET", path) as answer:
+    def _stream(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        with self._mapped(), self._http.stream("GET", path, headers=headers) as answer:
             if not answer.is_success:
                 answer.read()
             yield _checked(answer)
@@ -162,9 +209,9 @@ class VideoClient:
         try:
             yield
         except httpx.ConnectError as error:
-            raise ClientError(f"no service at {self._url}: {error}; start one with `make serve`") from error
+            raise ServiceAway(f"no service at {self._url}: {error}; start one with `make serve`") from error
         except httpx.HTTPError as error:
-            raise ClientError(f"{self._url}: {type(error).__name__} {error}") from error
+            raise ServiceAway(f"{self._url}: {type(error).__name__} {error}") from error
 
     def _video(self, answer: httpx.Response) -> Video:
         try:

@@ -56,6 +56,10 @@ class Service:
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     last_event_ids: list[str | None] = field(default_factory=list)
     """Of each request for events."""
+    ranges: list[str | None] = field(default_factory=list)
+    """Of each request for content."""
+    idempotency_keys: list[str | None] = field(default_factory=list)
+    """Of each POST."""
     authorizations: set[str | None] = field(default_factory=set)
 
     def will(self, request: str, *answers: Answer | Video) -> None:
@@ -98,6 +102,10 @@ def service() -> Iterator[Service]:
             known.authorizations.add(self.headers.get("authorization"))
             if self.path.endswith("/events"):
                 known.last_event_ids.append(self.headers.get("last-event-id"))
+            if self.path.endswith("/content"):
+                known.ranges.append(self.headers.get("range"))
+            if self.command == "POST":
+                known.idempotency_keys.append(self.headers.get("idempotency-key"))
             answers = known.answers.get(request) or [error(404, f"no route {request}")]
             chosen = answers.pop(0) if len(answers) > 1 else answers[0]
             self.send_response(chosen.status)
