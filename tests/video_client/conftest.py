@@ -30,6 +30,8 @@ def video(status: VideoStatus, progress: int = 0, **changes: object) -> Video:
         "seed": 1,
         "num_inference_steps": 5,
         "forwards": 4,
+        "flow_shift": 12.0,
+        "audio_flow_shift": 3.0,
         **changes,
     }
     return Video.model_validate(shown)
