@@ -28,7 +28,8 @@ async function start() {
   try {
     limits = await api.limits();
   } catch (error) {
-    if (error.status !== 401) setTimeout(start, 3000);
+    if (error.status === 401) byId("summary").textContent = "This server wants an API key.";
+    else setTimeout(start, 3000);
     return;
   }
   composer ??= new Composer(api, limits, made);
@@ -99,6 +100,7 @@ function askKey() {
   byId("key-note").textContent = api.key
     ? "The server did not take this key."
     : "Some servers want one. It stays in this tab until you close it.";
+  dialog.returnValue = "";
   dialog.showModal();
 }
 
@@ -115,7 +117,7 @@ function useTheme(theme) {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   byId("theme").setAttribute("aria-label", `Theme: ${theme}`);
-  fill(byId("theme"), icon(theme), h("span", { class: "words" }, theme));
+  fill(byId("theme"), icon(theme), h("span", { class: "words" }, theme[0].toUpperCase() + theme.slice(1)));
   localStorage.setItem("h3-theme", theme);
 }
 byId("theme").addEventListener("click", () => {

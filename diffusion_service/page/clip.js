@@ -71,6 +71,7 @@ export class Stage {
 
   draw(video) {
     const before = this.video?.status;
+    const focused = this.body.contains(document.activeElement);
     this.video = video;
     if (unfinished(video)) {
       if (!this.progress) this.drawProgress(video);
@@ -82,6 +83,7 @@ export class Stage {
     this.progress = null;
     if (video.status === "completed") this.drawClip(video);
     else this.drawEnd(video);
+    if (focused) byId("stage").focus(); // what had it is gone
     if (before) {
       announce(video.status === "completed" ? "The clip is ready" : `The clip ${video.status === "failed" ? "failed" : "was cancelled"}`);
       this.acts.changed(video);
@@ -198,10 +200,10 @@ function facts(video) {
     video.inference_time_s ? ["Took", timeText(video.inference_time_s)] : null,
     video.expires_at ? ["Kept until", new Date(1000 * video.expires_at).toLocaleDateString()] : null,
     video.outputs.length ? ["File", bytes(video.outputs.reduce((sum, each) => sum + each.bytes, 0))] : null,
-    video.execution ? ["Ran on", ranOn(video.execution)] : null,
-    ["Id", video.id],
+    video.execution ? ["Ran on", ranOn(video.execution), "wide"] : null,
+    ["Id", video.id, "wide"],
   ];
-  const rows = plain.filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
+  const rows = plain.filter(Boolean).map(([name, value, width]) => h("div", { class: width }, h("dt", {}, name), h("dd", {}, value)));
   return h(
     "div",
     { class: "facts" },
@@ -264,10 +266,12 @@ function digests(output, named) {
 }
 
 function digest(name, value) {
+  const code = h("code", {}, value);
   const copy = async () => {
+    getSelection().selectAllChildren(code); // where the page may not write to the clipboard, it is one key away
     await navigator.clipboard?.writeText(value);
-    announce(`${name} copied`);
+    announce(`${name} ${navigator.clipboard ? "copied" : "selected"}`);
   };
   const props = { type: "button", class: "plain square", "aria-label": `Copy ${name}`, title: "Copy", on: { click: copy } };
-  return h("div", { class: "digest" }, h("span", { class: "digest-name" }, name), h("code", {}, value), h("button", props, icon("copy")));
+  return h("div", { class: "digest" }, h("span", { class: "digest-name" }, name), code, h("button", props, icon("copy")));
 }

@@ -16,7 +16,7 @@ const HINTS = {
 export class Composer {
   /** `onMade` gets each new job and the form that it came from. */
   constructor(api, limits, onMade) {
-    Object.assign(this, { api, limits, onMade, form: emptyForm(limits), tried: false, rejected: {}, busy: false });
+    Object.assign(this, { api, limits, onMade, form: emptyForm(limits), tried: false, rejected: {}, busy: false, once: null });
     makeSettings(limits, (edit) => this.change(edit));
     this.listen();
     this.render();
@@ -50,6 +50,7 @@ export class Composer {
     if (edit.task === "fl2va") this.form.shape = "picture";
     else if (edit.task && this.form.shape === "picture") this.form.shape = "16:9";
     this.rejected = {};
+    this.once = null;
     fill(byId("problems"));
     this.render();
   }
@@ -157,11 +158,12 @@ export class Composer {
     const places = Object.keys(problemsOf(this.form, this.limits));
     this.render();
     if (places.length) return this.point(places[0]);
-    await this.send(this.form);
+    this.once ??= token(); // the same one while nothing is changed: sent again after a lost answer, it makes no second clip
+    await this.send(this.form, this.once);
   }
 
   /** Send a form; what the server refuses is shown where it belongs. */
-  async send(form) {
+  async send(form, once = token()) {
     if (this.busy) return;
     this.busy = true;
     this.rejected = {};
@@ -169,7 +171,8 @@ export class Composer {
     this.render();
     const { body, itemOf } = await bodyOf(form, this.limits);
     try {
-      const video = await this.api.create(body, token());
+      const video = await this.api.create(body, once);
+      this.once = null;
       this.onMade(video, copyOf(form));
       announce("Clip accepted");
     } catch (error) {
@@ -181,6 +184,7 @@ export class Composer {
   }
 
   refused(error, item) {
+    if (error.status) this.once = null;
     const place = item && mediaOf(this.form).includes(item) ? item.id : (PLACES[error.param] ?? null);
     if (place) this.rejected[place] = error.message;
     fill(byId("problems"), h("p", { class: "refusal" }, error.message));

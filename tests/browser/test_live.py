@@ -55,8 +55,10 @@ def test_a_job_is_cancelled_from_the_stage_and_from_the_queue(page: Page, pair: 
     page.get_by_role("button", name="Cancel: the one that waits").click()
     expect(page.locator("#stage .ended")).to_contain_text("This clip was cancelled.")
     page.locator(f"#open-{first}").click()
-    page.locator("#cancel").click()
+    page.locator("#cancel").press("Enter")
     expect(page.locator("#stage .ended")).to_contain_text("This clip was cancelled.")
+    # The button that had the focus is gone; whoever reads by ear stays at the clip.
+    expect(page.locator("#stage")).to_be_focused()
     expect(page.locator("#queue")).to_be_hidden()
     assert [pair.video(job)["status"] for job in (first, second)] == ["cancelled", "cancelled"]
 
@@ -104,3 +106,19 @@ def test_a_stream_that_breaks_is_taken_up_where_it_broke(page: Page, pair: Pair)
     player(page)
     assert pair.video(job)["status"] == "completed"
     assert asked[:2] == [None, "7"]
+
+
+def test_sent_again_after_a_lost_answer_it_is_one_job(page: Page, pair: Pair) -> None:
+    def lose_the_answer(route: Route) -> None:
+        route.fetch()
+        route.abort()
+
+    before = pair.job_count()
+    small(page, "sent twice, made once")
+    page.route("**/v1/videos", lose_the_answer, times=1)
+    page.get_by_role("button", name="Make clip").click()
+    expect(page.locator("#problems .refusal")).to_have_text("The server does not answer.")
+    assert pair.job_count() == before + 1
+    send(page)
+    player(page)
+    assert pair.job_count() == before + 1

@@ -361,6 +361,21 @@ def test_a_drain_hands_back_what_does_not_finish_in_time(tmp_path: Path) -> None
     play(tmp_path, scenario)
 
 
+def test_the_step_is_known_while_a_job_is_denoised_and_only_then(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        job, ahead = await stage.add(), await stage.add()
+        assert stage.runner.step(await stage.job(job)) is None
+        stage.handover.gate.set()
+        await stage.until(lambda: stage.engine.at_work)
+        await stage.until(lambda: _has_status(stage, job, "in_progress"))
+        assert stage.runner.step(await stage.job(job)) == 0
+        assert stage.runner.step(await stage.job(ahead)) is None
+        stage.open()
+        assert stage.runner.step(await stage.final(job)) is None
+
+    play(tmp_path, scenario)
+
+
 def test_how_long_jobs_take_is_known_after_the_first_one_and_after_a_restart(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         job = await stage.add()
