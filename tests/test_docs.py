@@ -1,0 +1,81 @@
+"""The documents are in step with what they are about: generated pages, links, and every name of `moving.md`."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared_schema.deploy.load import load_deployment
+from shared_schema.videos import CreateVideo, ExtraParams, Target
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def test_the_generated_pages_are_those_of_the_models() -> None:
+    command = [sys.executable, str(DOCS / "reference.py"), "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_links_lead_to_something(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def section(title: str) -> list[list[str]]:
+    """The ticked names of each row of a table of `moving.md`, column by column."""
+    text = (DOCS / "moving.md").read_text(encoding="utf-8").split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
+    return [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ") and "`" in line]
+
+
+def ticked(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_moving_names_fields_that_are_there() -> None:
+    fields = {*CreateVideo.model_fields, *ExtraParams.model_fields, *Target.model_fields}
+    uploads = {"input_reference", "input_references", "image_reference", "video_reference", "audio_reference"}
+    named = [name for row in section("Fields") for name in ticked(row[1])]
+    assert len(named) > 8
+    assert set(named) <= fields | uploads
+
+
+def test_moving_names_flags_that_are_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "diffusion_service", "--help"], capture_output=True, text=True, timeout=60
+    )
+    named = [name for row in section("Commands and flags") for name in ticked(row[1]) if name.startswith("--")]
+    assert len(named) > 4
+    assert not [name for name in named if name not in done.stdout]
+
+
+def test_moving_names_presets_that_load() -> None:
+    named = [name for row in section("Deploy files") for name in ticked(row[1])]
+    assert named
+    for name in named:
+        load_deployment(name)
+
+
+def test_moving_names_metrics_that_are_documented() -> None:
+    documented = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    named = [name for row in section("Metrics") for name in ticked(row[1])]
+    assert len(named) > 4
+    assert not [name for name in named if f"`{name}`" not in documented]
