@@ -20,7 +20,8 @@ from shared_schema.videos import VideoStatus
 FINAL: tuple[VideoStatus, ...] = ("completed", "failed", "cancelled")
 COMMENT_S = 15.0
 """A stream says at least this often that it lives."""
-
+WOKEN_AT_ONCE = 16
+"""Readers that send in one turn of the event loop: answers to polls go out between the turns."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,8 @@ class _Log:
     frames: list[bytes] = field(default_factory=list)
     over: bool = False
     """Nothing follows."""
-    readers: int = 0
-    grown: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and then replaced, when there is more."""
+    readers: set[asyncio.Event] = field(default_factory=set)
+    """One for each, set when there is more."""
 
     @property
     def last(self) -> int:
@@ -65,10 +65,18 @@ class _Log:
         """All frames after that revision."""
         return b"".join(self.frames[bisect_right(self.revisions, revision) :])
 
-    def wake(self) -> None:
-        """Let the readers look."""
-        self.grown.set()
-        self.grown = asyncio.Event()
+    async def wake(self) -> None:
+        """Let the readers look, a few at a time."""
+        for number, reader in enumerate(list(self.readers), 1):
+            reader.set()
+            if number % WOKEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def end(self) -> None:
+        """Nothing follows: let all readers see that."""
+        self.over = True
+        for reader in self.readers:
+            reader.set()
 
 
 class EventStreams:
@@ -100,10 +108,10 @@ class EventStreams:
         """
         clock = asyncio.get_running_loop().time
         yield RETRY
-        with self._reading(job_id) as log:
+        with self._reading(job_id) as (log, grown):
             beat = clock() + COMMENT_S
             while True:
-                grown = log.grown
+                grown.clear()
                 if frames := log.after(after):
                     after = log.last
                     yield frames
@@ -118,16 +126,17 @@ class EventStreams:
                     yield COMMENT
 
     @contextmanager
-    def _reading(self, job_id: str) -> Iterator[_Log]:
+    def _reading(self, job_id: str) -> Iterator[tuple[_Log, asyncio.Event]]:
         log = self._logs.get(job_id)
         if log is None:
             log = self._logs[job_id] = _Log()
             self._tasks[job_id] = asyncio.create_task(self._fill(job_id, log), name=f"events of {job_id}")
-        log.readers += 1
+        grown = asyncio.Event()
+        log.readers.add(grown)
         try:
-            yield log
+            yield log, grown
         finally:
-            log.readers -= 1
+            log.readers.discard(grown)
             if not log.readers:
                 del self._logs[job_id]
                 self._tasks.pop(job_id).cancel()
@@ -138,15 +147,14 @@ class EventStreams:
             with self._feed.watch(job_id) as watch:
                 while not log.over:
                     await self._read(job_id, log)
-                    log.wake()
+                    await log.wake()
                     if not log.over and not await watch.changed():
                         break
         except StoreUnavailable as error:
             # Its readers come again, with the last that they saw.
             logger.warning("the event stream of job %s ends: %s", job_id, error)
         finally:
-            log.over = True
-            log.wake()
+            log.end()
 
     async def _read(self, job_id: str, log: _Log) -> None:
         events = await self._store.events(job_id, log.last)

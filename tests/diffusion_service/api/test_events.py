@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,30 @@ def test_many_streams_of_a_job_cost_one_reading_and_one_encoding_a_change(
             assert seen(await listener) == LIFE
         assert len(encoded) == len(set(encoded)) == 4
         assert reads <= 4
+
+    with_job(tmp_path, body)
+
+
+def test_other_work_goes_on_between_the_readers_of_one_change(tmp_path: Path) -> None:
+    async def body(served: Served, _: httpx.AsyncClient) -> None:
+        read = 0
+
+        async def listen() -> None:
+            nonlocal read
+            async for _frame in shared.frames(ID, 0):
+                read += 1
+
+        shared = streams.EventStreams(served.store, served.feed)
+        listeners = [asyncio.create_task(listen()) for _ in range(100)]
+        await until(lambda: read == 200)  # the first line, and that it is queued
+        await reach(served, start)
+        turns = [read]
+        while read < 300:
+            await asyncio.sleep(0)
+            turns.append(read)
+        assert max(later - earlier for earlier, later in pairwise(turns)) <= streams.WOKEN_AT_ONCE
+        await reach(served, completed)
+        await asyncio.gather(*listeners)
 
     with_job(tmp_path, body)
 
