@@ -5,18 +5,22 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from fastapi import FastAPI
 
+from diffusion_service.adapters.catalog import Catalog
+from diffusion_service.adapters.finding import startup_contract
+from diffusion_service.adapters.startup import startup_adapter
 from diffusion_service.api import layers
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.disk import DiskGuard
 from diffusion_service.api.fetch import MediaFetcher
 from diffusion_service.api.health import overall
 from diffusion_service.api.layers import Access
-from diffusion_service.api.limits import BodyCaps, RequestDefaults, ServerLimits
+from diffusion_service.api.limits import BodyCaps, RequestDefaults, ServerLimits, StartupAdapter
+from diffusion_service.api.lora import defaults_with, planned, shown
 from diffusion_service.api.rates import Rate, RateLimiter
 from diffusion_service.api.router import build_router
 from diffusion_service.commands import DiffusionFacts, DiffusionRankSettings
@@ -64,9 +68,17 @@ from shared_runtime.transport.slab import Slab
 from shared_schema.deploy.layout import layout_of
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.service import ServiceSettings, WebhookSettings
-from shared_schema.deploy.settings import DiffusionSettings, Partition, TaskType, partitions_for, tasks_served
+from shared_schema.deploy.settings import (
+    DiffusionSettings,
+    Partition,
+    TaskType,
+    partition_of,
+    partitions_for,
+    tasks_served,
+)
 from shared_schema.encode import ShmLanding
 from shared_schema.errors import DeployError
+from shared_schema.lora import Contract
 from shared_schema.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -86,10 +98,12 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     set_up_logging(settings.log_level, "diffusion-api", settings.log_format)
     listener = bind(settings.host, settings.port)
     log_start(settings.model, settings.deployment, settings.deployment.diffusion, gpus)
-    partitions = _partitions(settings.task_type, settings.deployment)
-    if settings.task_type == "auto":
-        logger.info("task type auto serves %s", ", ".join(sorted(tasks_served(partitions))))
+    contract = startup_contract(settings.lora_path)
+    partitions = _partitions(settings.task_type, settings.deployment, contract)
+    if settings.task_type == "auto" or contract is not None:
+        logger.info("task type %s serves %s", settings.task_type, ", ".join(sorted(tasks_served(partitions))))
     checkpoint = _checkpoint(settings.model, settings.deployment, partitions)
+    lora = None if contract is None else _startup_lora(settings, checkpoint, partitions[0], contract)
     hold_signals()
     artifacts = Artifacts(settings.state_dir, _shelf(settings))
     service = settings.deployment.service
@@ -99,7 +113,18 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     try:
         with contextlib.closing(_receiver(settings, slab, listener)) as receiver:
             asyncio.run(
-                _serve(settings, gpus, checkpoint, tasks_served(partitions), artifacts, slab, receiver, listener, sink)
+                _serve(
+                    settings,
+                    gpus,
+                    checkpoint,
+                    tasks_served(partitions),
+                    lora,
+                    artifacts,
+                    slab,
+                    receiver,
+                    listener,
+                    sink,
+                )
             )
     finally:
         slab.close()
@@ -107,20 +132,38 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
         sink.close()
 
 
-def fetch(model: str, deployment: Deployment, task_type: TaskType) -> None:
+def fetch(model: str, deployment: Deployment, task_type: TaskType, lora_path: str | None = None) -> None:
     """Bring what this service needs of `model` to this machine, and say where it lies.
 
     Raises:
         DeployError: no such model, not complete, or the hub refuses.
     """
     set_up_logging("info", "diffusion-fetch")
-    path = _checkpoint(model, deployment, _partitions(task_type, deployment)).path
+    partitions = _partitions(task_type, deployment, startup_contract(lora_path))
+    path = _checkpoint(model, deployment, partitions).path
     logger.info("%s is complete for the diffusion service in %s", model, path)
 
 
-def _partitions(task_type: TaskType, deployment: Deployment) -> tuple[Partition, ...]:
+def _partitions(task_type: TaskType, deployment: Deployment, contract: Contract | None) -> tuple[Partition, ...]:
     # Whether both partitions fit is a question of GPU memory; on a CPU they do.
-    return partitions_for(task_type, both_fit=deployment.diffusion.on_cpu)
+    return partitions_for(task_type, both_fit=deployment.diffusion.on_cpu, contract=contract)
+
+
+def _catalog(roots: Collection[Path], checkpoint: Checkpoint, tasks: frozenset[Task]) -> Catalog | None:
+    """The adapters that requests may name; None where no folder holds any."""
+    if not roots:
+        return None
+    return Catalog(tuple(roots), checkpoint.path, {partition_of(task) for task in tasks})
+
+
+def _startup_lora(
+    settings: DiffusionSettings, checkpoint: Checkpoint, partition: Partition, contract: Contract
+) -> StartupAdapter:
+    assert settings.lora_path is not None
+    scale = settings.deployment.diffusion.lora_scale
+    adapter = startup_adapter(settings.lora_path, scale, checkpoint.path, partition)
+    logger.info("adapter %s: bound to %d modules of %s", adapter.name, len(adapter.modules), partition)
+    return StartupAdapter(adapter, contract)
 
 
 def _checkpoint(model: str, deployment: Deployment, partitions: Collection[Partition]) -> Checkpoint:
@@ -170,6 +213,7 @@ async def _serve(
     gpus: tuple[Gpu, ...],
     checkpoint: Checkpoint,
     tasks: frozenset[Task],
+    lora: StartupAdapter | None,
     artifacts: Artifacts,
     slab: Slab,
     receiver: Receiver[ShmLanding],
@@ -178,19 +222,20 @@ async def _serve(
 ) -> None:
     deployment, service = settings.deployment, settings.deployment.service
     url = settings.advertise_url or url_of(listener)
-    group = _group(settings, checkpoint, tasks, slab.path)
-    engine = Engine(group)
+    group = _group(settings, checkpoint, tasks, slab.path, lora)
+    adapters = _catalog(service.lora_roots, checkpoint, tasks)
+    engine = Engine(group, None if lora is None else planned(lora.adapter), adapters)
     cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
     encoders = _encoders(settings, receiver, cache, _expected(settings, gpus, checkpoint, slab))
     sender = ShmSender(service.slab_folder)
-    health = ServiceHealth(engine, encoders)
+    health = ServiceHealth(engine, encoders, None if lora is None else lora.adapter.name)
     registry = new_registry("diffusion", lambda: overall(health))
     accounts = TransportAccounts(registry)
     registry.register(SlabCollector(receiver.kind, lambda: slab.stats))
     feed = JobFeed()
     local = f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}"
     store = SqlJobStore(settings.database_url or local, tell=feed.tell)
-    limits = _limits(settings, checkpoint, tasks, slab.largest_landing)
+    limits = _limits(settings, checkpoint, tasks, lora, slab.largest_landing)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim, checkpoint.revision)
     memory, known = GpuMemory.of(gpus), len(settings.encoder_urls)
     for each in (CacheCollector(lambda: cache.stats), EncoderCollector(lambda: encoders.ready, known), memory):
@@ -199,25 +244,27 @@ async def _serve(
     jobs, job_rules = JobAccounts(registry), _runner_rules(deployment)
     runner = JobRunner(store, artifacts, handover, engine, job_rules, feed, jobs, sink.export)
     registry.register(QueueCollector(lambda: runner.queue(service.queue_limit)))
-    info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment)}
+    info = {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment), "lora": shown(lora)}
     outbound = PinnedClient(service.media_hosts)
     disk = DiskGuard(settings.state_dir, service.min_free_bytes)
     fetcher, tokens = _fetcher(service, outbound, disk), encoders.count_tokens
-    deps = ApiDeps(store, artifacts, runner, limits, health, tokens, time.time, feed, disk, info, fetcher, registry)
+    deps = ApiDeps(
+        store, artifacts, runner, limits, health, tokens, time.time, feed, disk, info, fetcher, adapters, registry
+    )
     hooks = PinnedClient(service.webhook.hosts)
     webhooks = _webhooks(service.webhook, store, hooks, WebhookAccounts(registry))
     life = ServiceLife(group, encoders, store, runner, feed, webhooks, health, service.drain_s)
-
-    async def ready() -> None:
-        facts = group.facts
-        assert isinstance(facts, DiffusionFacts)
-        logger.info("ready at %s: %s on %s, %d MiB", url, checkpoint.name, facts.device, facts.weight_bytes >> 20)
-
     try:
         # Before anybody is answered: what it sweeps could be a new request's.
         await runner.recover()
         app = _app(deps, service)
-        await serve(app, listener, life.supervise(ready), life.drain, proxies=service.trusted_proxies)
+        await serve(
+            app,
+            listener,
+            life.supervise(_ready(group, url, checkpoint.name)),
+            life.drain,
+            proxies=service.trusted_proxies,
+        )
     finally:
         sender.close()
         memory.close()
@@ -225,6 +272,17 @@ async def _serve(
         await encoders.close()
         await outbound.close()
         await store.close()
+
+
+def _ready(group: ProcessGroup, url: str, name: str) -> Callable[[], Awaitable[None]]:
+    """Says so in the log."""
+
+    async def ready() -> None:
+        facts = group.facts
+        assert isinstance(facts, DiffusionFacts)
+        logger.info("ready at %s: %s on %s, %d MiB", url, name, facts.device, facts.weight_bytes >> 20)
+
+    return ready
 
 
 def _webhooks(
@@ -237,14 +295,27 @@ def _webhooks(
     return Webhooks(store, client.post, signer, accounts, timeout_s=settings.timeout_s, attempts=settings.attempts)
 
 
-def _group(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task], slab: Path) -> ProcessGroup:
+def _group(
+    settings: DiffusionSettings,
+    checkpoint: Checkpoint,
+    tasks: frozenset[Task],
+    slab: Path,
+    lora: StartupAdapter | None,
+) -> ProcessGroup:
     stage, service = settings.deployment.diffusion, settings.deployment.service
     mesh = Mesh(stage.parallel_config.tensor_parallel_size, stage.parallel_config.ulysses_degree)
     return ProcessGroup(
         rank_specs("diffusion", mesh, stage.devices),
         RANKS,
         DiffusionRankSettings(
-            checkpoint.path, stage, tasks, service.slab_folder, slab, settings.log_level, settings.log_format
+            checkpoint.path,
+            stage,
+            tasks,
+            service.slab_folder,
+            slab,
+            settings.log_level,
+            settings.log_format,
+            None if lora is None else lora.adapter,
         ),
         GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
         settings.deployment.distributed_executor_backend,
@@ -308,7 +379,13 @@ def _expected(settings: DiffusionSettings, gpus: tuple[Gpu, ...], checkpoint: Ch
     )
 
 
-def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozenset[Task], landing: int) -> ServerLimits:
+def _limits(
+    settings: DiffusionSettings,
+    checkpoint: Checkpoint,
+    tasks: frozenset[Task],
+    lora: StartupAdapter | None,
+    landing: int,
+) -> ServerLimits:
     """`landing` is the most bytes that one payload may have."""
     service, sampling = settings.deployment.service, settings.deployment.diffusion.default_sampling_params
     extra = sampling.extra_args
@@ -318,6 +395,10 @@ def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozense
         flow_shift=extra.flow_shift or _shift(checkpoint.path, "scheduler"),
         audio_flow_shift=extra.audio_flow_shift or _shift(checkpoint.path, "audio_scheduler"),
     )
+    if lora is not None:
+        defaults, changes = defaults_with(defaults, lora.contract)
+        for change in changes:
+            logger.info("adapter %s: default %s", lora.adapter.name, change)
     return ServerLimits(
         served_names=(settings.served_model_name or checkpoint.name,),
         text_dim=checkpoint.text_dim,
@@ -335,6 +416,8 @@ def _limits(settings: DiffusionSettings, checkpoint: Checkpoint, tasks: frozense
         webhook_hosts=service.webhook.hosts,
         takes_encoder_output=not settings.deployment.diffusion.text_only,
         landing_bytes=landing,
+        lora=lora,
+        takes_lora=bool(service.lora_roots),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
 
+from diffusion_service.adapters.finding import startup_contract
 from diffusion_service.keys import read_keys
 from diffusion_service.keys_command import run_keys
 from shared_runtime.command_line import (
@@ -28,8 +29,8 @@ from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
 from shared_runtime.transport.nixl_process import keep_on_loopback, probe_nixl
 from shared_schema.deploy.load import resolved_text
 from shared_schema.deploy.model import Deployment
-from shared_schema.deploy.served import check_served
-from shared_schema.deploy.settings import DiffusionSettings, TaskType
+from shared_schema.deploy.served import check_lora, check_served
+from shared_schema.deploy.settings import DiffusionSettings, TaskType, partitions_for
 from shared_schema.errors import DeployError
 
 PROGRAM = "h3-diffusion"
@@ -71,7 +72,8 @@ def _act(command: Command, deployment: Deployment) -> None:
     from diffusion_service.app import fetch, run  # the one late import
 
     if start is None:
-        fetch(model_of(command), deployment, command.choice("task-type", get_args(TaskType)))
+        lora_path = command.text("lora-path") or deployment.diffusion.lora_path
+        fetch(model_of(command), deployment, command.choice("task-type", get_args(TaskType)), lora_path)
     else:
         run(*start)
 
@@ -93,7 +95,7 @@ def diffusion_settings(command: Command, deployment: Deployment) -> DiffusionSet
         state_dir=Path(state_dir.text),
         database_url=secret_setting(service.database, service.database_file, "database"),
         task_type=command.choice("task-type", task_types),
-        lora_path=command.text("lora-path"),
+        lora_path=command.text("lora-path") or deployment.diffusion.lora_path,
     )
 
 
@@ -107,7 +109,9 @@ def check_startable(settings: DiffusionSettings, environment: MutableMapping[str
     gpus: tuple[Gpu, ...] = ()
     if not stage.on_cpu and settings.deployment.distributed_executor_backend == "mp":  # Ray deals out its own
         gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
-    check_served(settings.deployment, lora_path=settings.lora_path)
+    check_lora(settings.deployment, settings.lora_path)
+    check_served(settings.deployment)
+    partitions_for(settings.task_type, both_fit=True, contract=startup_contract(settings.lora_path))
     if settings.deployment.service.keys_file is not None:
         read_keys(settings.deployment.service.keys_file)
     check_port(settings.host, settings.port)

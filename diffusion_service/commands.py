@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from diffusion_service.adapters.adapter import Adapter
 from shared_runtime.ranks.messages import RankFacts
 from shared_schema.deploy.model import DiffusionStage
 from shared_schema.deploy.settings import LogFormat, LogLevel
@@ -26,6 +27,8 @@ class DiffusionRankSettings:
     """The service's own slab in it."""
     log_level: LogLevel
     log_format: LogFormat
+    adapter: Adapter | None = None
+    """Merged into the weights of its partition while they are read."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Generate:
     outputs: tuple[OutputTarget, ...]
     media: MediaFiles | None = None
     """None: the payload holds all conditions."""
+    adapter: Adapter | None = None
+    """What the job's transformer gets on top of its weights. None: what it was loaded with."""
 
 
 @dataclass(frozen=True)

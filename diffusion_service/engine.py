@@ -1,13 +1,17 @@
 """The DiT group as a thing that makes clips: a plan and a landing in, finished files out. API process; no torch."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from diffusion_service.adapters.adapter import Adapter
+from diffusion_service.adapters.catalog import Catalog
 from diffusion_service.commands import DiffusionEvent, DiffusionFacts, Generate, Generated, MediaFiles, OutputTarget
-from diffusion_service.jobs.job import VideoPlan
+from diffusion_service.jobs.job import PlannedLora, VideoPlan
 from shared_runtime.ranks.group import RankGroup
 from shared_schema.encode import ShmLanding
 from shared_schema.encoder_output import Manifest
+from shared_schema.errors import AdapterError, JobFailed
 from shared_schema.health import RankHealth
 from shared_schema.videos import Execution
 
@@ -17,8 +21,11 @@ OnEvent = Callable[[DiffusionEvent], None]
 class Engine:
     """One rank group that works on one job at a time."""
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, lora: PlannedLora | None = None, adapters: Catalog | None = None) -> None:
         self._group = group
+        self._adapters = adapters
+        self._lora = lora
+        """The adapter that is merged into the ranks' weights."""
 
     @property
     def ready(self) -> bool:
@@ -61,6 +68,8 @@ class Engine:
         Raises:
             JobFailed, RankDied, RankFailed, PayloadError: why there is no clip.
         """
+        self._check_lora(plan)
+        adapter = await asyncio.to_thread(self._bound, plan)
         command = Generate(
             landing=landing,
             manifest=manifest,
@@ -73,7 +82,35 @@ class Engine:
             audio_flow_shift=plan.audio_flow_shift,
             outputs=tuple(OutputTarget(plan.seed_of(index), path) for index, path in enumerate(paths)),
             media=media,
+            adapter=adapter,
         )
         generated = await self._group.run(command, on_event=on_event)  # type: ignore[arg-type]
         assert isinstance(generated, Generated)
         return generated
+
+    def _check_lora(self, plan: VideoPlan) -> None:
+        """A job outlives its service, which may have been started again with another adapter."""
+        if plan.lora == self._lora or (self._lora is None and plan.lora is not None and plan.lora.file is not None):
+            return
+        asked, has = (_named(lora) for lora in (plan.lora, self._lora))
+        raise JobFailed(
+            f"the job was accepted for {asked}, and the service now has {has}: send it again", code="invalid_input"
+        )
+
+    def _bound(self, plan: VideoPlan) -> Adapter | None:
+        """The adapter that the job names, bound once more: its file may have changed since it was accepted."""
+        lora = plan.lora
+        if lora is None or lora.file is None:
+            return None
+        if self._adapters is None:
+            raise JobFailed(
+                "the job names an adapter, and the service has no lora_roots any more", code="invalid_input"
+            )
+        try:
+            return self._adapters.bind(Path(lora.file), plan.task, name=lora.name, scale=lora.scale)
+        except AdapterError as error:
+            raise JobFailed(error.message, code="invalid_input", param="lora") from error
+
+
+def _named(lora: PlannedLora | None) -> str:
+    return "no adapter" if lora is None else f"the adapter {lora.name} at scale {lora.scale:g}"

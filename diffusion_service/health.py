@@ -8,9 +8,10 @@ from shared_schema.health import Health
 class ServiceHealth:
     """Ranks and encoders as one report."""
 
-    def __init__(self, engine: Engine, encoders: Encoders) -> None:
+    def __init__(self, engine: Engine, encoders: Encoders, lora: str | None) -> None:
         self._engine = engine
         self._encoders = encoders
+        self._lora = lora
         self.draining = False
 
     def report(self) -> Health:
@@ -23,4 +24,5 @@ class ServiceHealth:
             reason="; ".join(reasons) or None,
             ranks=self._engine.health(),
             restarts=self._engine.restarts,
+            lora=self._lora,
         )

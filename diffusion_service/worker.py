@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from diffusion_service.adapters.adapter import Adapter
 from diffusion_service.commands import (
     DiffusionEvent,
     DiffusionFacts,
@@ -28,6 +29,8 @@ from diffusion_service.model.attention import (
 )
 from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Dit
+from diffusion_service.model.lora import LoraDeltas
+from diffusion_service.model.wardrobe import Wardrobe
 from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
 from diffusion_service.parallel.ulysses import shard_sequence
 from diffusion_service.parallel.vae_tiles import video_decoder
@@ -48,11 +51,10 @@ from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.shm import SlabReader
 from shared_runtime.weights import load_audio_vae, load_scheduler, load_transformer, load_video_vae, weight_bytes
 from shared_schema.deploy.model import AttentionBackend, DiffusionStage, Precision
-from shared_schema.deploy.settings import PARTITION_TASKS, Partition
+from shared_schema.deploy.settings import PARTITION_TASKS, Partition, partition_of
 from shared_schema.encoder_output import EncoderOutput
-from shared_schema.errors import H3Error, TransportError
+from shared_schema.errors import AdapterError, DeployError, H3Error, TransportError
 from shared_schema.layout import Layout
-from shared_schema.tasks import Task
 from shared_schema.videos import Execution
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,8 @@ class DiffusionRank:
         dtype = next(next(iter(transformers.values())).transformer_blocks.parameters()).dtype
         attention = choose(settings.stage.diffusion_attention_backend, device, dtype)
         dits = {name: _fit(each, settings.stage, attention, comm, beater) for name, each in transformers.items()}
+        sharding = Sharding(DIT_PLAN, comm)
+        self._wardrobes = {name: Wardrobe(settings.checkpoint, name, dit, sharding, comm) for name, dit in dits.items()}
         precision = settings.stage.decode_precision
         vae, patch = components.get("vae"), settings.stage.parallel_config.vae_patch_parallel_size
 
@@ -128,6 +132,7 @@ class DiffusionRank:
             task.report(event)
             task.step()
 
+        self._wardrobes[partition_of(command.task)].wear(command.adapter, task.beat)
         made = self._generator.generate(command, conditions, layout.blocks, layout.keyframes, tell, task.beat)
         return replace(made, timings={**timings, **made.timings})
 
@@ -176,13 +181,22 @@ def _load(settings: DiffusionRankSettings, comm: RankComm, beater: Beater) -> di
     if comm.is_leader or settings.stage.parallel_config.vae_patch_parallel_size > 1:
         components["vae"] = load_video_vae(path, "decoder", device, dummy=dummy)
     beater.beat()
-    if settings.tasks - {Task.REF2VA}:
-        components["transformer"] = load_transformer(path, "transformer", device, sharding, dummy=dummy)
-        beater.beat()
-    if Task.REF2VA in settings.tasks:
-        components["transformer_ref"] = load_transformer(path, "transformer_ref", device, sharding, dummy=dummy)
-        beater.beat()
+    for partition, tasks in PARTITION_TASKS.items():
+        if settings.tasks & tasks:
+            deltas = _deltas(settings.adapter, partition, device)
+            components[partition] = load_transformer(path, partition, device, sharding, dummy=dummy, deltas=deltas)
+            beater.beat()
     return components
+
+
+def _deltas(adapter: Adapter | None, partition: Partition, device: torch.device) -> LoraDeltas | None:
+    if adapter is None or adapter.partition != partition:
+        return None
+    logger.info("adapter %s: merging %d modules into %s", adapter.name, len(adapter.modules), partition)
+    try:
+        return LoraDeltas(adapter, device)
+    except AdapterError as error:
+        raise DeployError(error.message) from error
 
 
 def _fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, comm: RankComm, beater: Beater) -> Dit:

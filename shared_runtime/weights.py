@@ -52,6 +52,13 @@ class TensorReader(Protocol):
         """That part of the tensor, on the reader's device."""
 
 
+class Deltas(Protocol):
+    """What is added to stored weights before anything computes with them."""
+
+    def of(self, name: str) -> TensorReader | None:
+        """What the tensor `name` gets on top, FP32, of its whole shape; None where nothing."""
+
+
 def tensor_readers(
     path: Path, component: Component, device: Device
 ) -> Iterator[tuple[str, StoredTensor, TensorReader]]:
@@ -122,10 +129,11 @@ def load_transformer(
     sharding: Sharding | None = None,
     *,
     dummy: bool = False,
+    deltas: Deltas | None = None,
 ) -> Any:
     """One partition of the DiT, every tensor in its stored dtype (released: BF16 with FP32 parts).
 
-    With `sharding` a rank reads and holds only its part of what the plan cuts.
+    With `sharding` a rank reads and holds only its part of what the plan cuts, and adds only that part of `deltas`.
 
     Raises:
         DeployError: a file or tensor is missing, unexpected or mis-shaped.
@@ -133,7 +141,8 @@ def load_transformer(
     model = _build(MiniMaxH3Transformer3DModel, path, partition)
     if dummy:
         return _make_up(model, device, torch.bfloat16, sharding)
-    return _fill(model, model.state_dict().keys(), path, partition, device, frozenset({"BF16", "F32"}), sharding)
+    known, dtypes = model.state_dict().keys(), frozenset({"BF16", "F32"})
+    return _fill(model, known, path, partition, device, dtypes, sharding, deltas)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -217,6 +226,7 @@ def _fill(
     device: Device,
     dtypes: frozenset[str],
     sharding: Sharding | None = None,
+    deltas: Deltas | None = None,
 ) -> M:
     """Read the parameters of `model`, cut to what runs. `known`: the names that the whole model has."""
     _check_names(model, known, path, component)
@@ -230,10 +240,27 @@ def _fill(
             raise DeployError(f"tensor {name} in {stored.file} has shape {list(stored.shape)}, not {expected}")
         if stored.dtype not in dtypes:
             raise DeployError(f"tensor {name} in {stored.file} is {stored.dtype}, not {' or '.join(sorted(dtypes))}")
-        tensor = reader[...] if sharding is None else sharding.read(name, stored.shape, reader)
-        tensors[name] = _off_file(tensor) if torch.device(device).type == "cpu" else tensor
+        tensors[name] = read_weight(name, stored, reader, torch.device(device), sharding, deltas)
     model.load_state_dict(tensors, strict=True, assign=True)
     return model.to(device).eval().requires_grad_(False)
+
+
+def read_weight(
+    name: str,
+    stored: StoredTensor,
+    reader: TensorReader,
+    device: torch.device,
+    sharding: Sharding | None,
+    deltas: Deltas | None,
+) -> torch.Tensor:
+    """A rank's part of one stored tensor and of what is added to it: in FP32, and rounded once."""
+
+    def part(of: TensorReader) -> torch.Tensor:
+        return of[...] if sharding is None else sharding.read(name, stored.shape, of)
+
+    tensor = _off_file(part(reader)) if device.type == "cpu" else part(reader)
+    delta = None if deltas is None else deltas.of(name)
+    return tensor if delta is None else tensor.copy_(tensor.float() + part(delta))
 
 
 def _make_up(model: M, device: Device, dtype: torch.dtype, sharding: Sharding | None) -> M:

@@ -36,3 +36,5 @@ class Health(BaseModel):
     ranks: tuple[RankHealth, ...] = ()
     restarts: int = 0
     """How often the rank group was started anew."""
+    lora: str | None = None
+    """The adapter that every job of a diffusion service gets."""

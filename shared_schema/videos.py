@@ -5,7 +5,7 @@ import math
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from shared_schema.encode import UsedReference
 from shared_schema.tasks import FPS, MAX_SIGMA_POINTS, MIN_SIGMA_POINTS, Task
@@ -54,6 +54,15 @@ class Execution(PublicShape):
     precision: str
     attention: str
     load_format: str
+
+
+class VideoLora(PublicShape):
+    """The adapter that a job's transformer has."""
+
+    name: str
+    scale: float
+    modules: int
+    """Of the transformer, that it changes; every tensor of its file is bound."""
 
 
 class VideoWebhook(PublicShape):
@@ -105,7 +114,7 @@ class Video(PublicShape):
     references: tuple[UsedReference, ...] = ()
     attempt: int = 1
     num_outputs: int = 1
-    lora: str | None = None
+    lora: VideoLora | None = None
     conditioning_cache: str | None = None
     webhook: VideoWebhook | None = None
     stage_durations: dict[str, float] = {}
@@ -317,6 +326,30 @@ class ExtraParams(CallerShape):
     aspect_ratio: Ratio | None = None
 
 
+class LoraChoice(CallerShape):
+    """`lora`: which adapter, in every spelling that callers have. A text alone is a name."""
+
+    name: Text | None = None
+    lora_name: Text | None = None
+    adapter: Text | None = None
+    path: Text | None = None
+    local_path: Text | None = None
+    lora_path: Text | None = None
+    scale: Number | None = None
+    lora_scale: Number | None = None
+
+
+def _lora(value: object) -> object:
+    if not isinstance(value, str):
+        return _object(value)
+    if not value.lstrip().startswith("{"):
+        return {"name": value}
+    try:
+        return {key: inside for key, inside in json.loads(value).items() if inside is not None}
+    except ValueError:
+        raise ValueError("is a name, or an object with name or path, and scale") from None
+
+
 class CreateVideo(CallerShape):
     """`POST /v1/videos` without its media, which travels as files or `MediaReference` beside it.
 
@@ -343,7 +376,7 @@ class CreateVideo(CallerShape):
     num_outputs_per_prompt: Annotated[Whole, Field(ge=1, le=MAX_OUTPUTS)] | None = None
     start_time_seconds: Start | None = None
     """For every video and audio reference that says nothing itself."""
-    lora: JsonValue = None
+    lora: Annotated[LoraChoice, BeforeValidator(_lora)] | None = None
     quality: Literal["lossless", "high"] | None = None
     return_stage_metrics: Flag | None = None
     user: Annotated[Text, Field(max_length=512)] | None = None

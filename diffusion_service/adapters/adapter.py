@@ -31,3 +31,5 @@ class Adapter:
     scale: float
     partition: Partition
     modules: tuple[BoundModule, ...]
+    written_ns: int
+    """When the file was last written: one that changes is another adapter."""

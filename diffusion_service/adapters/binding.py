@@ -68,7 +68,7 @@ def bind(
     found = _collect(file, header, vocabulary(shapes), partition)
     declared = declared_in(file, header.metadata)
     modules = tuple(_bound(file, parts, header, declared, shapes, alpha) for parts in found)
-    return Adapter(name, file, scale, partition, modules)
+    return Adapter(name, file, scale, partition, modules, file.stat().st_mtime_ns)
 
 
 def _header(file: Path) -> StoredFile:

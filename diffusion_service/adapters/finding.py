@@ -1,10 +1,11 @@
 """Which file a path or a name means: exactly one, inside the folders that are allowed. API process."""
 
+import os.path
 from collections.abc import Sequence
 from pathlib import Path
 
 from diffusion_service.adapters.scales import PEFT_FILE
-from shared_schema.errors import AdapterNotFound
+from shared_schema.errors import AdapterError, AdapterNotFound, DeployError
 from shared_schema.lora import SUFFIX, Contract, contract_of
 
 
@@ -19,6 +20,20 @@ def find_artifact(path: Path) -> tuple[Path, Contract]:
     return file, contract_of(file.name)
 
 
+def startup_contract(lora_path: str | None) -> Contract | None:
+    """What the artifact that `--lora-path` names was trained for; None without one.
+
+    Raises:
+        DeployError: no such artifact, several, or none that is served.
+    """
+    if lora_path is None:
+        return None
+    try:
+        return find_artifact(Path(lora_path))[1]
+    except AdapterError as error:
+        raise DeployError(f"--lora-path {lora_path}: {error.message}") from error
+
+
 def only_file(path: Path) -> Path:
     """The safetensors file at `path`, or the only one in the folder `path`.
 
@@ -28,7 +43,7 @@ def only_file(path: Path) -> Path:
     if path.is_file():
         if path.suffix != SUFFIX:
             raise AdapterNotFound(f"{path.name} is not a {SUFFIX} file")
-        return path.absolute()
+        return Path(os.path.abspath(path))
     if not path.is_dir():
         raise AdapterNotFound(f"{path.name} is not there: give a {SUFFIX} file, or a folder that holds exactly one")
     held = sorted(file.name for file in path.iterdir() if file.suffix == SUFFIX and file.is_file())
@@ -36,7 +51,7 @@ def only_file(path: Path) -> Path:
         raise AdapterNotFound(f"{path.name} holds no {SUFFIX} file")
     if len(held) > 1:
         raise AdapterNotFound(f"{path.name} holds {len(held)} adapters, name one of them: {', '.join(held)}")
-    return (path / held[0]).absolute()
+    return Path(os.path.abspath(path / held[0]))
 
 
 def find_allowed(roots: Sequence[Path], *, name: str | None, path: str | None) -> Path:

@@ -6,6 +6,7 @@ from starlette.responses import JSONResponse, Response
 
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.limits import ServerLimits
+from diffusion_service.api.lora import shown
 from diffusion_service.api.schema import parameter
 from shared_schema.errors import NotFound
 from shared_schema.tasks import (
@@ -60,6 +61,13 @@ def _model(name: str, deps: ApiDeps) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "minimax-h3", **deps.model_info}
 
 
+def _steps(limits: ServerLimits) -> dict[str, int]:
+    """Sigma points; an adapter leaves one number of them."""
+    default = limits.defaults.num_inference_steps
+    least, most = (MIN_SIGMA_POINTS, MAX_SIGMA_POINTS) if limits.lora is None else (default, default)
+    return {"min": least, "max": most, "default": default}
+
+
 def describe(limits: ServerLimits) -> dict[str, object]:
     """The limits for pages and clients; units are in the names."""
     caps, body, defaults = limits.caps, limits.body, limits.defaults
@@ -82,16 +90,14 @@ def describe(limits: ServerLimits) -> dict[str, object]:
             "num_frames": [frames for frames in range(MIN_FRAMES, MAX_FRAMES + 1) if is_aligned(frames)],
             "default_num_frames": DEFAULT_FRAMES,
         },
-        "num_inference_steps": {
-            "min": MIN_SIGMA_POINTS,
-            "max": MAX_SIGMA_POINTS,
-            "default": defaults.num_inference_steps,
-        },
+        "num_inference_steps": _steps(limits),
         "defaults": {
             "seed": defaults.seed,
             "flow_shift": defaults.flow_shift,
             "audio_flow_shift": defaults.audio_flow_shift,
         },
+        "lora": shown(limits.lora),
+        "lora_by_request": limits.takes_lora,
         "prompt": {"max_tokens": MAX_PROMPT_TOKENS},
         "references": _references(limits),
         "bytes": {

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
+from diffusion_service.adapters.catalog import Catalog
 from diffusion_service.api.disk import DiskGuard
 from diffusion_service.api.fetch import MediaFetcher
 from diffusion_service.api.limits import ServerLimits
@@ -77,5 +78,7 @@ class ApiDeps:
     """What `/v1/models` says besides the name: the effective layout and load format."""
     fetcher: MediaFetcher | None = None
     """None: media by URL is off."""
+    adapters: Catalog | None = None
+    """What requests may name with `lora`. None: nothing."""
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     """What `/metrics` shows."""

@@ -147,7 +147,6 @@ def _refuse_not_served(name: str, param: str) -> None:
 
 def _check_served(create: CreateVideo) -> None:
     asked = {
-        "lora": create.lora is not None,
         "quality": create.quality == "high",
         "audio_mode": create.audio_mode == "lock_source",
     }

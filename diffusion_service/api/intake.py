@@ -14,6 +14,7 @@ from diffusion_service.api.fields import Fields, read_fields
 from diffusion_service.api.forms import ENCODER_OUTPUT, read_form
 from diffusion_service.api.gate import caller_of, note_job
 from diffusion_service.api.hooks import read_webhook
+from diffusion_service.api.lora import ChosenLora, choose_lora
 from diffusion_service.api.plan import check_model, check_prompt, plan_payload, plan_video
 from diffusion_service.api.references import inspect, payload_kinds, read_payload
 from diffusion_service.api.repeats import identify, read_key
@@ -24,7 +25,7 @@ from diffusion_service.jobs.job import Job, VideoPlan
 from diffusion_service.jobs.webhook import Webhook
 from diffusion_service.keys import Caller
 from shared_schema.errors import InvalidRequest, NotReady, NotServed
-from shared_schema.tasks import MAX_PROMPT_TOKENS
+from shared_schema.tasks import MAX_PROMPT_TOKENS, Task
 
 _PROBES_AT_ONCE = 2
 """A picture of the largest legal size is some 150 MB once decoded."""
@@ -103,12 +104,17 @@ class Intake:
         limits, drawn = self._deps.limits, secrets.randbelow(2**32)
         if fields.encoder_output is None:
             media = inspect(fields, limits)
-            plan = plan_video(fields, media.task, media.references, limits, drawn)
+            lora = self._choose_lora(fields, media.task)
+            plan = plan_video(fields, media.task, media.references, limits, drawn, lora)
             check_room(plan, limits)
             return plan
         layout = read_payload(fields.encoder_output, limits)
         kinds = payload_kinds(fields, limits)
-        return plan_payload(fields, fields.encoder_output, layout, kinds, limits, drawn)
+        lora = self._choose_lora(fields, layout.task)
+        return plan_payload(fields, fields.encoder_output, layout, kinds, limits, drawn, lora)
+
+    def _choose_lora(self, fields: Fields, task: Task) -> ChosenLora | None:
+        return choose_lora(fields.create.lora, task, self._deps.limits.lora, self._deps.adapters)
 
     async def _check_tokens(self, prompt: str) -> None:
         # A token is at least a byte.

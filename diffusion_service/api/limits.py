@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from diffusion_service.adapters.adapter import Adapter
 from shared_schema.deploy.service import AllowedHost
+from shared_schema.lora import Contract
 from shared_schema.tasks import CanvasLimits, MediaCaps, ReferenceLimits, Task
 
 MIB = 2**20
@@ -30,6 +32,14 @@ class RequestDefaults:
     """Sigma points."""
     flow_shift: float
     audio_flow_shift: float
+
+
+@dataclass(frozen=True)
+class StartupAdapter:
+    """The adapter that this server was started with: every request gets it."""
+
+    adapter: Adapter
+    contract: Contract
 
 
 @dataclass(frozen=True)
@@ -61,5 +71,8 @@ class ServerLimits:
     """Clips in an object store are answered with a URL that is good for that long; None: read through."""
     landing_bytes: int | None = None
     """The largest payload that the slab can hold. None: any."""
+    lora: StartupAdapter | None = None
+    takes_lora: bool = False
+    """Whether a request may choose an adapter."""
     poll_after_ms: int = 1000
     """Asked of clients that poll a job."""

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from diffusion_service.api.fields import Fields, Source
 from diffusion_service.api.limits import ServerLimits
+from diffusion_service.api.lora import ChosenLora, check_contract, defaults_with
 from diffusion_service.api.uploads import UploadedFile
 from diffusion_service.jobs.job import PlannedReference, VideoPlan
 from shared_runtime.media import Probe
@@ -84,7 +85,8 @@ def choose_task(create: CreateVideo, kinds: Sequence[tuple[str, ReferenceKind]],
     task = _extra(create).task or _implied([kind for _, kind in kinds])
     if task not in limits.tasks:
         served = ", ".join(sorted(limits.tasks))
-        raise InvalidRequest(f"this server makes {served}, not {task}", param="extra_params.task")
+        why = "" if limits.lora is None else f", because of its adapter {limits.lora.adapter.name}"
+        raise InvalidRequest(f"this server makes {served}, not {task}{why}", param="extra_params.task")
     match task:
         case Task.T2VA:
             for param, kind in kinds:
@@ -140,7 +142,12 @@ def start_seconds(create: CreateVideo) -> Spelling[float]:
 
 
 def plan_video(
-    fields: Fields, task: Task, references: Sequence[Reference], limits: ServerLimits, drawn: int
+    fields: Fields,
+    task: Task,
+    references: Sequence[Reference],
+    limits: ServerLimits,
+    drawn: int,
+    lora: ChosenLora | None = None,
 ) -> VideoPlan:
     """The plan of a request whose media the encoder will read. `drawn` is the seed of a request that says -1.
 
@@ -152,7 +159,7 @@ def plan_video(
         task=task,
         keyframes=_keyframes(create, task, len(references)),
         references=tuple(_planned(create, reference) for reference in references),
-        **_common(create, limits, drawn),
+        **_common(create, limits, drawn, lora),
         **_geometry(_canvas(create, task, references, limits), _frames(create) or DEFAULT_FRAMES),
     )
 
@@ -164,6 +171,7 @@ def plan_payload(
     kinds: Sequence[ReferenceKind],
     limits: ServerLimits,
     drawn: int,
+    lora: ChosenLora | None = None,
 ) -> VideoPlan:
     """The plan of a request that brings its own `encoder_output`; whatever else it says must agree with its layout.
 
@@ -180,7 +188,7 @@ def plan_payload(
         task=layout.task,
         keyframes=_as_ends(layout.keyframes),
         encoder_output=payload.path.name,
-        **_common(create, limits, drawn),
+        **_common(create, limits, drawn, lora),
         **_geometry(Canvas(layout.height, layout.width), layout.num_frames),
     )
 
@@ -196,11 +204,14 @@ def _claims(create: CreateVideo, limits: ServerLimits) -> list[tuple[str, object
     ]
 
 
-def _common(create: CreateVideo, limits: ServerLimits, drawn: int) -> dict[str, object]:
+def _common(create: CreateVideo, limits: ServerLimits, drawn: int, lora: ChosenLora | None) -> dict[str, object]:
     extra, defaults = _extra(create), limits.defaults
     flow = [("flow_shift", create.flow_shift), ("extra_params.flow_shift", extra.flow_shift)]
     audio = [("audio_flow_shift", create.audio_flow_shift), ("extra_params.audio_flow_shift", extra.audio_flow_shift)]
     seed = defaults.seed if create.seed is None else create.seed
+    if lora is not None and lora.contract is not None:
+        check_contract([("num_inference_steps", create.num_inference_steps), *flow, *audio], lora.contract)
+        defaults, _ = defaults_with(defaults, lora.contract)
     return {
         "model": check_model(create, limits),
         "prompt": create.prompt or "",
@@ -209,6 +220,7 @@ def _common(create: CreateVideo, limits: ServerLimits, drawn: int) -> dict[str, 
         "audio_flow_shift": _agreed(audio, float) or defaults.audio_flow_shift,
         "seed": drawn if seed == -1 else seed,
         "num_outputs": create.num_outputs_per_prompt or 1,
+        "lora": None if lora is None else lora.planned,
         "user": create.user,
         "return_stage_metrics": create.return_stage_metrics or False,
     }

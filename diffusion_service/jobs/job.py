@@ -18,7 +18,7 @@ from shared_schema.encode import ReferenceKind, UsedReference
 from shared_schema.errors import H3Error, JobErrorCode
 from shared_schema.tasks import FPS, Canvas, Task
 from shared_schema.trace import Span
-from shared_schema.videos import Execution, Phase, Video, VideoError, VideoOutput, VideoStatus, VideoWebhook
+from shared_schema.videos import Execution, Phase, Video, VideoError, VideoLora, VideoOutput, VideoStatus, VideoWebhook
 
 MAX_ATTEMPTS = 2
 RETRIED: frozenset[str] = frozenset({"worker_died", "transfer_failed"})
@@ -51,6 +51,16 @@ class PlannedReference(Stored):
     has_audio: bool = False
 
 
+class PlannedLora(Stored):
+    """The adapter that the clips are made with."""
+
+    name: str
+    scale: float
+    modules: int
+    file: str | None = None
+    """Chosen by the request. None: the one that the service was started with."""
+
+
 class VideoPlan(Stored):
     """A request with nothing left open: what encoder and ranks will do."""
 
@@ -71,6 +81,7 @@ class VideoPlan(Stored):
     references: tuple[PlannedReference, ...] = ()
     encoder_output: str | None = None
     """Name of a safetensors file in the input folder that replaces encoding."""
+    lora: PlannedLora | None = None
     user: str | None = None
     return_stage_metrics: bool = False
 
@@ -305,6 +316,7 @@ class Job(Stored):
             references=self.references,
             attempt=self.attempt,
             num_outputs=plan.num_outputs,
+            lora=_public_lora(plan.lora),
             conditioning_cache=self.conditioning_cache,
             stage_durations=self.stage_durations,
             metrics=result.metrics if result and plan.return_stage_metrics else {},
@@ -326,6 +338,10 @@ def _whole(time: float | None) -> int | None:
 
 def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else round(end - start, 3)
+
+
+def _public_lora(lora: PlannedLora | None) -> VideoLora | None:
+    return None if lora is None else VideoLora(name=lora.name, scale=lora.scale, modules=lora.modules)
 
 
 def _public_webhook(webhook: Webhook | None) -> VideoWebhook | None:

@@ -60,6 +60,15 @@ class Modulation:
         """What of them stays on the GPU."""
         return 0 if self._on_host else self.weight_bytes
 
+    @property
+    def projections(self) -> Sequence[nn.Module]:
+        """Those of the blocks, in their order."""
+        return self._projections
+
+    def forget(self) -> None:
+        """The projections have other weights now: tables that were made of them hold no more."""
+        self._made = None
+
     def tables(self, timesteps: Sequence[torch.Tensor], embedded: Sequence[torch.Tensor]) -> Tables:
         """The tables of a schedule: those of the last call if its timesteps were the same. A collective.
 

@@ -267,6 +267,10 @@ class DiffusionStage(Stage):
     """The transformer's attention: FlashAttention-3, cuDNN's, or torch's choice. None: the first of these that runs."""
     diffusion_quantization_config: Quantization | None = None
     diffusion_offload_config: Offload | None = None
+    lora_path: str | None = None
+    """The Turbo adapter of every request: its file, or the folder that holds it alone. `--lora-path` goes before it."""
+    lora_scale: float = Field(default=1.0, allow_inf_nan=False)
+    """What that adapter's effect is multiplied by."""
     enable_cpu_offload: bool = False
     enable_layerwise_offload: bool = False
     enable_distributed_layerwise_offload: bool = False

@@ -10,20 +10,40 @@ NIXL_USED = frozenset({"backends", "num_threads", "transfer_timeout_s", "poll_in
 introduce themselves over the services' HTTP, leases are `service.lease_s`, and landings are host memory."""
 
 
-def check_served(deployment: Deployment, *, lora_path: str | None = None) -> None:
+def check_served(deployment: Deployment) -> None:
     """Stop before anything starts if the deployment asks for what comes with a later version.
-
-    Args:
-        deployment: the deploy file, checked.
-        lora_path: `--lora-path`.
 
     Raises:
         DeployError: the first thing that is not served yet, and the value that is.
     """
     for refusal in _refusals(deployment):
         raise DeployError(refusal)
-    if lora_path is not None:
-        raise DeployError("--lora-path is not served yet: leave it out")
+
+
+def check_lora(deployment: Deployment, lora_path: str | None) -> None:
+    """Stop if the adapters of stage 1 do not go with the rest of it; `lora_path` from flag or file.
+
+    Raises:
+        DeployError: the first thing that it does not go with.
+    """
+    for refusal in _lora_refusals(deployment, lora_path):
+        raise DeployError(refusal)
+
+
+def _lora_refusals(deployment: Deployment, lora_path: str | None) -> Iterator[str]:
+    stage, by_request = deployment.diffusion, bool(deployment.service.lora_roots)
+    if lora_path is None and "lora_scale" in stage.model_fields_set:
+        yield "stages[1].lora_scale has no effect without lora_path, or --lora-path"
+    if lora_path is None and not by_request:
+        return
+    if lora_path is not None and by_request:
+        yield "service.lora_roots does not go with --lora-path, whose adapter every request gets: leave one out"
+    given = "--lora-path" if lora_path is not None else "service.lora_roots"
+    module_offload = stage.diffusion_offload_config is not None and stage.diffusion_offload_config.mode == "module"
+    if stage.enable_cpu_offload or stage.enable_layerwise_offload or module_offload:
+        yield f"{given} does not go with enable_cpu_offload, enable_layerwise_offload or offload by modules"
+    if stage.dummy:
+        yield f"{given} does not go with load_format: dummy: an adapter means nothing to made-up weights"
 
 
 def _refusals(deployment: Deployment) -> Iterator[str]:

@@ -138,6 +138,8 @@ class ServiceSettings(Settings):
     media_caps: MediaCaps = MediaCaps()
     media_hosts: tuple[Host, ...] = ()
     """Whence media may come by URL; none: media by URL is off."""
+    lora_roots: tuple[Path, ...] = ()
+    """Folders whose LoRA files a request may name with `lora`; none: requests choose no adapter."""
     media_fetch_s: PositiveFloat = 30
     """For all media of a request together, redirects included."""
     webhook: WebhookSettings = WebhookSettings()

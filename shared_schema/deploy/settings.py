@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from shared_schema.deploy.model import Deployment
+from shared_schema.errors import DeployError
+from shared_schema.lora import Contract
 from shared_schema.tasks import Task
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -58,8 +60,20 @@ class DiffusionSettings(ServerSettings):
     lora_path: str | None
 
 
-def partitions_for(task_type: TaskType, *, both_fit: bool) -> tuple[Partition, ...]:
-    """Which transformers to load. `auto` is both where both fit, else the one for t2va and fl2va."""
+def partitions_for(task_type: TaskType, *, both_fit: bool, contract: Contract | None = None) -> tuple[Partition, ...]:
+    """Which transformers to load. `auto` is both where both fit, else the one for t2va and fl2va.
+
+    With an adapter, whose `contract` this is, only its own: every request gets the adapter, so no other is ever used.
+
+    Raises:
+        DeployError: the adapter is for other tasks.
+    """
+    if contract is not None:
+        if task_type not in ("auto", "combined") and Task(task_type) not in contract.tasks:
+            tasks = " and ".join(sorted(contract.tasks))
+            what = f"{contract.artifact} is for {tasks}, and --task-type is {task_type}"
+            raise DeployError(f"{what}: start with --task-type {min(contract.tasks)}")
+        return tuple(partition for partition, tasks in PARTITION_TASKS.items() if contract.tasks <= tasks)
     match task_type:
         case "t2va" | "fl2va":
             return ("transformer",)
@@ -69,6 +83,11 @@ def partitions_for(task_type: TaskType, *, both_fit: bool) -> tuple[Partition, .
             return ("transformer", "transformer_ref")
         case "auto":
             return ("transformer", "transformer_ref") if both_fit else ("transformer",)
+
+
+def partition_of(task: Task) -> Partition:
+    """The transformer that makes a task."""
+    return next(partition for partition, tasks in PARTITION_TASKS.items() if task in tasks)
 
 
 def tasks_served(partitions: tuple[Partition, ...]) -> frozenset[Task]:

@@ -11,6 +11,7 @@ from diffusion_service.keys_command import run_keys
 from shared_runtime.command_line import deployment_of, read_command
 from shared_schema.deploy.settings import DiffusionSettings
 from shared_schema.errors import DeployError
+from tests.adapters import ARTIFACT, REF_ARTIFACT
 from tests.command import run_command
 
 HEAVY = {"torch", "fastapi", "uvicorn", "starlette", "sqlalchemy", "numpy", "av", "diffusers", "transformers"}
@@ -30,7 +31,8 @@ def settings(*arguments: str, variables: dict[str, str] | None = None) -> Diffus
         ((*TINY, "--task-type", "v2v"), "--task-type: is one of auto, combined, t2va, fl2va, ref2va, not 'v2v'"),
         ((*TINY, "--encoder-url", "127.0.0.1:8001"), "--encoder-url: is a URL such as http://127.0.0.1:8001, not '12"),
         ((*TINY, "--state-dir", "pyproject.toml"), "--state-dir: is a folder, not 'pyproject.toml'"),
-        ((*TINY, "--lora-path", "turbo.safetensors"), "--lora-path is not served yet"),
+        ((*TINY, "--lora-path", "turbo.safetensors"), "--lora-path turbo.safetensors: turbo.safetensors is not there"),
+        ((*TINY, "--lora-path", "tests"), "--lora-path tests: tests holds no .safetensors file"),
         ((*TINY, "--devices", "cpu,cpu"), "--devices: stages[1].devices: must list 1 "),
         (
             ("--model", "tiny", "--deploy-config", "minimax_h3_disaggregated", "--devices", "0,1,2,99"),
@@ -187,3 +189,26 @@ def test_a_key_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     deploy.write_text(f"base_config: tiny\nservice: {{keys_file: {tmp_path}/keys.json}}\n")
     with pytest.raises(DeployError, match="keys add"):
         check_startable(settings("--model", "tiny", "--deploy-config", str(deploy)), {})
+
+
+def test_an_adapter_is_known_by_its_name_and_goes_with_its_task_type(tmp_path: Path) -> None:
+    (tmp_path / ARTIFACT).touch()
+    check_startable(settings(*TINY, "--port", "0", "--lora-path", str(tmp_path)), {})
+    for task_type in ("auto", "combined", "t2va", "fl2va"):
+        check_startable(settings(*TINY, "--port", "0", "--lora-path", str(tmp_path), "--task-type", task_type), {})
+    with pytest.raises(DeployError, match=f"{ARTIFACT} is for fl2va and t2va, and --task-type is ref2va"):
+        check_startable(settings(*TINY, "--lora-path", str(tmp_path), "--task-type", "ref2va"), {})
+    (tmp_path / REF_ARTIFACT).touch()
+    with pytest.raises(DeployError, match=f"--lora-path {tmp_path}: .* holds 2 adapters, name one"):
+        check_startable(settings(*TINY, "--lora-path", str(tmp_path)), {})
+
+
+def test_the_adapter_may_stand_in_the_deploy_file(tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text(
+        "base_config: tiny\nstages: [{stage_id: 1, lora_path: /adapters/a.safetensors, lora_scale: 0.5}]\n"
+    )
+    arguments = ("--model", "tiny", "--deploy-config", str(deploy))
+    assert settings(*arguments).lora_path == "/adapters/a.safetensors"
+    assert settings(*arguments, variables={"H3_LORA_PATH": "b"}).lora_path == "b"
+    assert settings(*arguments, "--lora-path", "c", variables={"H3_LORA_PATH": "b"}).lora_path == "c"

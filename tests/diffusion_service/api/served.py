@@ -11,6 +11,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from diffusion_service.adapters.catalog import Catalog
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.disk import DiskGuard
 from diffusion_service.api.fakes import FakeHealth, FakeRunner
@@ -98,6 +99,7 @@ class Around:
     min_free_bytes: int = 0
     media_hosts: tuple[AllowedHost, ...] = ()
     fetch_s: float = 30
+    adapters: Catalog | None = None
 
 
 PLAIN = Around()
@@ -161,6 +163,7 @@ def _build(folder: Path, limits: ServerLimits, around: Around) -> Served:
         fetcher=MediaFetcher(PinnedClient(around.media_hosts), around.media_hosts, around.fetch_s, disk.check)
         if around.media_hosts
         else None,
+        adapters=around.adapters,
     )
     install(app, around.access, AnswerAccounts(deps.registry))
     app.include_router(build_router(deps))

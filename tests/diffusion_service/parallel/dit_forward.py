@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from diffusion_service.adapters.adapter import Adapter
 from diffusion_service.model.adaln import Modulation
 from diffusion_service.model.attention import attend_with, use_attention
 from diffusion_service.model.dit import Dit, Moment, Rows
+from diffusion_service.model.lora import LoraDeltas
 from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
 from diffusion_service.parallel.ulysses import shard_sequence
 from shared_runtime.ranks.comm import RankComm
@@ -28,10 +30,17 @@ class Forward:
 
 
 def forward(
-    comm: RankComm, _task: TaskHandle, path: Path, partition: Any, text_rows: int, dtype: torch.dtype
+    comm: RankComm,
+    _task: TaskHandle,
+    path: Path,
+    partition: Any,
+    text_rows: int,
+    dtype: torch.dtype,
+    adapter: Adapter | None = None,
 ) -> Forward:
     """Outputs for a packed sequence of `text_rows` + 10 audio + 30 video rows; whether all ranks have the same."""
-    transformer = load_transformer(path, partition, comm.device, Sharding(DIT_PLAN, comm))
+    deltas = None if adapter is None else LoraDeltas(adapter, comm.device)
+    transformer = load_transformer(path, partition, comm.device, Sharding(DIT_PLAN, comm), deltas=deltas)
     attend = attend_with("TORCH_SDPA")
     use_local_heads(transformer, comm)
     use_attention(transformer, attend)

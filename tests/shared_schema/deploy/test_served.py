@@ -7,7 +7,7 @@ import pytest
 
 from shared_schema.deploy.load import load_deployment, preset_names
 from shared_schema.deploy.model import NixlConnector, NixlExtra
-from shared_schema.deploy.served import NIXL_USED, check_served, unused_keys
+from shared_schema.deploy.served import NIXL_USED, check_lora, check_served, unused_keys
 from shared_schema.errors import DeployError
 
 BASE = "minimax_h3_disaggregated"
@@ -45,9 +45,37 @@ def test_what_comes_later_is_refused_by_name(overrides: str, message: str) -> No
         check_served(load_deployment("tiny", overrides))
 
 
-def test_a_lora_is_refused() -> None:
-    with pytest.raises(DeployError, match="--lora-path is not served yet"):
-        check_served(load_deployment("tiny"), lora_path="turbo.safetensors")
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"enable_cpu_offload": True}, "--lora-path does not go with enable_cpu_offload"),
+        ({"enable_layerwise_offload": True}, "--lora-path does not go with .*enable_layerwise_offload"),
+        ({"diffusion_offload_config": {"mode": "module", "components": ["dit"]}}, "--lora-path .* offload by modules"),
+        ({"load_format": "dummy"}, "--lora-path does not go with load_format: dummy"),
+    ],
+)
+def test_an_adapter_does_not_go_with_everything(stage: dict[str, object], message: str) -> None:
+    check_lora(load_deployment("tiny"), "turbo.safetensors")
+    with pytest.raises(DeployError, match=message):
+        check_lora(load_deployment("tiny", json.dumps({"1": stage})), "turbo.safetensors")
+
+
+def test_requests_choose_adapters_where_nobody_chose_one_for_all(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base_config: tiny\nservice: {lora_roots: [/adapters]}\n")
+    check_lora(load_deployment(str(file)), None)
+    with pytest.raises(DeployError, match="lora_roots does not go with --lora-path"):
+        check_lora(load_deployment(str(file)), "turbo.safetensors")
+    with pytest.raises(DeployError, match="lora_roots does not go with load_format: dummy"):
+        check_lora(load_deployment(str(file), '{"1": {"load_format": "dummy"}}'), None)
+
+
+def test_the_scale_of_no_adapter_is_refused() -> None:
+    scaled = load_deployment("tiny", '{"1":{"lora_scale":0.5}}')
+    check_served(scaled)
+    check_lora(scaled, "turbo.safetensors")
+    with pytest.raises(DeployError, match=r"stages\[1\].lora_scale has no effect without lora_path"):
+        check_lora(scaled, None)
 
 
 @pytest.mark.parametrize(
