@@ -68,7 +68,7 @@ def _offline(model: str, needs: frozenset[Component], folder: Path | None) -> Pa
     if folder is None or missing:
         more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise DeployError(
-            f"{missing[0]}{more} of {model} not in the cache, and HF_HUB_OFFLINE is set: unset it once, "
+            f"{missing[0]}{more} of {model} not in the cache, and HF_HUB_OFFLINE is set: run `fetch` once without it, "
             "or give the checkpoint's folder"
         )
     return folder
