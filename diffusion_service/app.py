@@ -5,8 +5,9 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
+from typing import Protocol
 
 from fastapi import FastAPI
 
@@ -82,6 +83,14 @@ from shared_schema.lora import Contract
 from shared_schema.tasks import Task
 
 logger = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    """What holds connections until it is closed."""
+
+    async def close(self) -> None:
+        """Give them back."""
+
 
 RANKS = "diffusion_service.worker:main"
 """What a rank process runs."""
@@ -233,8 +242,7 @@ async def _serve(
     accounts = TransportAccounts(registry)
     registry.register(SlabCollector(receiver.kind, lambda: slab.stats))
     feed = JobFeed()
-    local = f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}"
-    store = SqlJobStore(settings.database_url or local, tell=feed.tell)
+    store = SqlJobStore(settings.database_url or _local_database(settings), tell=feed.tell)
     limits = _limits(settings, checkpoint, tasks, lora, slab.largest_landing)
     rules = PayloadRules(deployment.diffusion.text_only, checkpoint.text_dim, checkpoint.revision)
     memory, known = GpuMemory.of(gpus), len(settings.encoder_urls)
@@ -268,13 +276,20 @@ async def _serve(
     finally:
         sender.close()
         memory.close()
-        await hooks.close()
-        await encoders.close()
-        await outbound.close()
-        await store.close()
+        await _close(hooks, encoders, outbound, store)
 
 
-def _ready(group: ProcessGroup, url: str, name: str) -> Callable[[], Awaitable[None]]:
+def _local_database(settings: DiffusionSettings) -> str:
+    """The jobs of a service that shares them with nobody."""
+    return f"sqlite:///{settings.state_dir.absolute() / 'jobs.sqlite3'}"
+
+
+async def _close(*opened: Closable) -> None:
+    for each in opened:
+        await each.close()
+
+
+def _ready(group: ProcessGroup, url: str, name: str) -> Callable[[], Coroutine[None, None, None]]:
     """Says so in the log."""
 
     async def ready() -> None:
