@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared_schema.deploy.load import load_deployment
+from shared_schema.deploy.service import ServiceSettings
 from shared_schema.videos import CreateVideo, ExtraParams, Target
 
 ROOT = Path(__file__).parent.parent
@@ -79,3 +80,20 @@ def test_moving_names_metrics_that_are_documented() -> None:
     named = [name for row in section("Metrics") for name in ticked(row[1])]
     assert len(named) > 4
     assert not [name for name in named if f"`{name}`" not in documented]
+
+
+def test_what_troubleshooting_quotes_is_what_the_services_say() -> None:
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    seen = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ")][1:]
+    quoted = [each for cells in seen for each in ticked(" ".join(cells)) if " " in each]
+    assert len(quoted) > 8
+    packages = ("shared_schema", "shared_runtime", "encoder_service", "diffusion_service")
+    sources = "\n".join(path.read_text(encoding="utf-8") for name in packages for path in (ROOT / name).rglob("*.py"))
+    assert not [each for each in quoted if each not in sources]
+
+
+def test_settings_that_pages_speak_of_are_there() -> None:
+    there = set(ServiceSettings.model_fields)
+    for page in [*PAGES, ROOT / "README.md"]:
+        named = set(re.findall(r"`service\.(\w+)", page.read_text(encoding="utf-8")))
+        assert named <= there, page
