@@ -12,6 +12,8 @@ from tests.end_to_end.pair import Pair
 from tests.end_to_end.plain_media import read_clip
 from tests.end_to_end.processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SHORT = ("--steps", "2", "--seconds", "4", "--size", "64x64")
 

@@ -9,6 +9,8 @@ from tests.adapters import ARTIFACT, RANK, write_turbo
 from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair, make_pair
 
+pytestmark = pytest.mark.slow
+
 BARE = {"prompt": TEXT.prompt, "size": "64x64", "num_frames": "107", "seed": "5"}
 SPELLED = {**BARE, "num_inference_steps": "5", "flow_shift": "6", "extra_params": '{"audio_flow_shift": 3}'}
 REFERENCES = next(clip for clip in EQUAL_CLIPS if clip.name == "ref2va_image")

@@ -22,6 +22,8 @@ from tests.end_to_end.clips import TEXT
 from tests.end_to_end.pair import Pair, free_port
 from tests.end_to_end.processes import frozen, marked, wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "docker" / "monitoring"
 SPELLED = {"counter": "_total", "info": "_info"}
