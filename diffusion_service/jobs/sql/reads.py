@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, func, or_, select
+from sqlalchemy import Row, Select, and_, bindparam, func, or_, select
 from sqlalchemy.engine import Connection
 
 from diffusion_service.jobs.idempotency import Accepted
@@ -16,6 +16,9 @@ from shared_schema.videos import VideoStatus
 
 IN_ORDER = (JOBS.c.priority.desc(), JOBS.c.sequence)
 """How the queue is ordered."""
+_ONE: Select[Any] = select(JOBS.c.sequence, JOBS.c.revision, JOBS.c.document).where(JOBS.c.id == bindparam("job_id"))
+"""Built once: building it takes three times as long as SQLite takes to answer."""
+_ONE_LOCKED = _ONE.with_for_update()
 
 
 def job_of(row: Row[Any]) -> Job:
@@ -29,8 +32,7 @@ def read(connection: Connection, job_id: str, *, lock: bool = False) -> Job | No
     if not (job_id.isascii() and job_id.isprintable()):
         # None of ours, and PostgreSQL takes no NUL.
         return None
-    query = select(JOBS).where(JOBS.c.id == job_id)
-    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    row = connection.execute(_ONE_LOCKED if lock else _ONE, {"job_id": job_id}).one_or_none()
     return None if row is None else job_of(row)
 
 
