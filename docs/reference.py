@@ -136,7 +136,8 @@ def _one_line(text: str) -> str:
 
 def _errors() -> str:
     refusals = sorted(
-        _kinds(RequestError) | _kinds(errors.StoreUnavailable), key=lambda each: (each.status, each.default_code)
+        _kinds(RequestError) | _kinds(errors.StoreUnavailable),
+        key=lambda each: (each.status, each.default_code, each.__name__),
     )
     rows = dict.fromkeys(f"| {kind.status} | `{kind.default_code}` | {_first(kind)} |" for kind in refusals)
     ends = [f"| `{code}` | {status} |" for code, status in JOB_HTTP_STATUS.items()]

@@ -25,9 +25,9 @@ FLAGS = (
 def test_the_example_of_variables_lists_every_flag_of_both_services_with_its_default() -> None:
     example = dict(re.findall(r"^(H3_\w+)=(.*)$", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE))
     flags = {flag.variable: flag for flag in (*encoder_service.cli.FLAGS, *diffusion_service.cli.FLAGS)}
-    assert set(example) == set(flags)
     defaults = {name: flag.default or "" for name, flag in flags.items()} | {"H3_PORT": ""}
-    assert example == defaults
+    # Beside them are compose.yaml's own; tests/docker has those.
+    assert {name: example.get(name) for name in flags} == defaults
 
 
 def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None:
