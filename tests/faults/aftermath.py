@@ -9,7 +9,8 @@ import httpx
 
 from diffusion_service.mux import check_clip
 from tests.end_to_end import processes
-from tests.faults.fleet import Fleet, listed
+from tests.end_to_end.pair import listed
+from tests.faults.fleet import Fleet
 from tests.faults.storm import REQUESTS
 from tests.faults.witness import Witness
 

@@ -143,21 +143,6 @@ def fleet_of(pair: Pair, others: int = 0) -> Fleet:
     return fleet
 
 
-def listed(client: httpx.Client) -> dict[str, dict[str, object]]:
-    """Every job that a service knows, by id, page after page, oldest first."""
-    found: dict[str, dict[str, object]] = {}
-    after: str | None = None
-    while True:
-        query = {"limit": "100", "order": "asc", **({"after": after} if after else {})}
-        page = client.get("/v1/videos", params=query).raise_for_status().json()
-        for video in page["data"]:
-            assert video["id"] not in found, f"{video['id']} is listed twice"
-            found[video["id"]] = video
-        if not page["has_more"]:
-            return found
-        after = page["last_id"]
-
-
 def is_final(video: dict[str, object]) -> bool:
     """Whether nothing will change any more."""
     return video["status"] in FINAL
