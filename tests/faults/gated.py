@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+import torch
+
 from diffusion_service.commands import ClipDone, StepDone
 from encoder_service.commands import Encode, Push
 from shared_runtime.ranks.comm import RankComm
@@ -25,6 +27,8 @@ class Gates:
         (self._folder / f"{phase}.reached-{rank}").touch()
         if (self._folder / f"{phase}.raise-{rank}").exists():
             raise ZeroDivisionError(f"raised in {phase} on rank {rank}")
+        if (self._folder / f"{phase}.memory-{rank}").exists():
+            raise torch.OutOfMemoryError(f"no memory in {phase} on rank {rank}")
         while (self._folder / f"{phase}.spin-{rank}").exists():
             pass
         if task.lane == "side":

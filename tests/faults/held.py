@@ -5,6 +5,7 @@ gates on the way. A gate is a file in the folder `FAULT_GATES`:
 
     <phase>            every rank waits there, beating, until the file is gone
     <phase>.raise-1    rank 1 raises there
+    <phase>.memory-1   rank 1 runs out of memory there
     <phase>.spin-1     rank 1 loops there without a beat, while the others wait for it in a collective
 """
 

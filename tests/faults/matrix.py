@@ -66,7 +66,7 @@ class Gates:
             self.clear()
 
     def arm(self, phase: str, what: str, rank: int) -> None:
-        """Have `rank` raise or spin in `phase`."""
+        """Have `rank` raise, run out of memory or spin in `phase`."""
         self.clear()
         (self.folder / f"{phase}.{what}-{rank}").touch()
 

@@ -75,6 +75,26 @@ def settled(pair: Pair, job: str) -> dict[str, object]:
     return video
 
 
+def digests(video: dict[str, object]) -> tuple[object, object]:
+    """What equal clips share."""
+    return video["frames_sha256"], video["audio_sha256"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("phase", ["encoding", "denoising", "decoding"])
+def test_a_job_without_memory_fails_as_that_and_the_next_one_is_as_ever(
+    spread: Pair, gates: Gates, phase: str, rank: int
+) -> None:
+    # cases 4 and 5, as far as a CPU goes
+    before = spread.completed(spread.submit(TEXT.fields()))
+    gates.arm(phase, "memory", rank)
+    failed = spread.wait_final(spread.submit(TEXT.fields()), STATED_S)
+    assert failed["error"]["code"] == "out_of_memory", failed["error"]  # type: ignore[index]
+    gates.clear()
+    spread.wait_ready()
+    assert digests(spread.completed(spread.submit(TEXT.fields()))) == digests(before)
+
+
 @pytest.mark.parametrize("fault", whole() if ALL else in_ci(), ids=str)
 def test_a_process_that_is_struck(spread: Pair, gates: Gates, cases: Path, fault: Fault) -> None:
     # cases 23, 40, 41, 42
