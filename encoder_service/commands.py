@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from shared_runtime.ranks.messages import RankFacts
 from shared_schema.deploy.model import EncoderStage, NixlExtra
@@ -39,15 +38,6 @@ class Encode:
     encoding_id: str
     request: EncodeRequest
     files: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class PartDone:
-    """`done` of `of` parts of a stage of an encoding are finished."""
-
-    stage: Literal["media", "text", "vae"]
-    done: int = 1
-    of: int = 1
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from encoder_service.commands import CountTokens, Drop, Encode, Encoded, PartDone, Probe, Push, Pushed, Tidy
+from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed, Tidy
 from encoder_service.metrics import EncodeAccounts
 from shared_runtime.ranks.group import RankGroup
 from shared_runtime.tracing import span
@@ -118,8 +118,8 @@ class Encoder:
             self._turn.release()
 
     def _hear(self, request_id: str, event: object) -> None:
-        assert isinstance(event, PartDone)
-        self._under_way[request_id] = EncodeProgress(stage=event.stage, done=event.done, of=event.of)
+        assert isinstance(event, EncodeProgress)
+        self._under_way[request_id] = event
 
     def progress(self, request_id: str) -> EncodeProgress:
         """How far the encoding of a request is.

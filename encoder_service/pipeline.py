@@ -15,14 +15,13 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
     MiniMaxH3TextEncoderStep,
 )
 
-from encoder_service.commands import PartDone
 from shared_runtime.conditioning.blocks import Pipeline, assemble, run_block
 from shared_runtime.conditioning.latents import Latents, MediaEncoder
 from shared_runtime.conditioning.media import MediaReader
 from shared_runtime.conditioning.packing import Conditions, Packed, pack
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.tracing import span
-from shared_schema.encode import EncodeRequest, UsedReference
+from shared_schema.encode import EncodeProgress, EncodeRequest, UsedReference
 from shared_schema.tasks import Task
 
 _TEXT: dict[Task, type[ModularPipelineBlocks]] = {
@@ -63,7 +62,7 @@ class EncoderPipeline:
         files: tuple[Path, ...],
         step: Callable[[], None],
         beat: Callable[[], None],
-        tell: Callable[[PartDone], None],
+        tell: Callable[[EncodeProgress], None],
     ) -> EncodedRequest | None:
         """Media, words and pictures to one payload, on the leader. A collective.
 
@@ -76,12 +75,12 @@ class EncoderPipeline:
         timings: dict[str, float] = {}
         with _timed(timings, "media"):
             media = self._reader.read(self._pipeline, request, files, beat)
-        tell(PartDone("media"))
+        tell(EncodeProgress(stage="media"))
         step()
         state = media.state()
         with _timed(timings, "text"):
             run_block(self._text[request.task], self._pipeline, state)
-        tell(PartDone("text"))
+        tell(EncodeProgress(stage="text"))
         step()
         latents = None
         if self._media_encoder is not None:
@@ -91,7 +90,8 @@ class EncoderPipeline:
             def tile() -> None:
                 beat()
                 # The sound of the last reference may be yet to come.
-                tell(PartDone("vae", min(next(done, sum(tiles)), sum(tiles) - 1), sum(tiles)))
+                at, of = min(next(done, sum(tiles)), sum(tiles) - 1), sum(tiles)
+                tell(EncodeProgress(stage="vae", done=at, of=of))
 
             with _timed(timings, "vae"):
                 latents = self._media_encoder.encode(self._pipeline, request, state, tile if tiles else beat)

@@ -12,7 +12,6 @@ from encoder_service.commands import (
     Encoded,
     EncoderFacts,
     EncoderRankSettings,
-    PartDone,
     Probe,
     Push,
     Tidy,
@@ -30,6 +29,7 @@ from shared_runtime.sharding import Sharding
 from shared_runtime.transport.nixl_sender import NixlSender
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.weights import load_processor, load_text_encoder, load_tokenizer, weight_bytes
+from shared_schema.encode import EncodeProgress
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class EncoderRank:
                 raise TypeError(f"an encoder rank does not know {type(command).__name__}")
 
     def _encode(self, command: Encode, task: TaskHandle) -> Encoded:
-        def tell(part: PartDone) -> None:
+        def tell(part: EncodeProgress) -> None:
             if self._comm.is_leader:
                 task.report(part)
 

@@ -70,8 +70,8 @@ class EncodeProgress(Wire):
 
     stage: Literal["media", "text", "vae"]
     """Files decoded and sized; text encoder; tiles of the video VAE on the leader."""
-    done: int = Field(ge=0)
-    of: int = Field(ge=1)
+    done: int = Field(default=1, ge=0)
+    of: int = Field(default=1, ge=1)
 
 
 class Encoding(Wire):

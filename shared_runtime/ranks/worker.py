@@ -72,7 +72,7 @@ class TaskHandle:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def report(self, event: object) -> None:
-        """Tell the API process what happened; `event` is a frozen dataclass of the service's `commands.py`."""
+        """Tell the API process what happened; `event` is frozen, as everything that `commands.py` names."""
         self.pipe.send(Report(self.number, event))
 
     def beat(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from encoder_service.commands import CountTokens, Drop, Encode, Encoded, PartDone, Probe, Push, Pushed
+from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed
 from encoder_service.encoder import Encoder
 from encoder_service.metrics import EncodeAccounts
 from shared_runtime.transport.accounts import TransportAccounts
@@ -45,7 +45,7 @@ class HeldGroup:
                 self.at_work += 1
                 self.most_at_work = max(self.most_at_work, self.at_work)
                 assert on_event is not None
-                on_event(PartDone("vae", 1, 3))
+                on_event(EncodeProgress(stage="vae", done=1, of=3))
                 try:
                     await self.gate.wait()
                 finally:
