@@ -62,6 +62,8 @@ class EncoderLink:
         self._proved: tuple[str, int] | None = None
         """The encoder instance to which the way was proved, and how often its ranks had been started anew."""
         self.reason: str | None = "the encoder has not answered yet"
+        self.starving = False
+        """The probe waits for room in the slab, and nothing else is wrong."""
 
     async def until_ready(self) -> None:
         """Wait until the encoder may be asked."""
@@ -76,7 +78,10 @@ class EncoderLink:
         """Look every second, for ever."""
         while True:
             before = self.reason
-            self.reason = await self._look()
+            try:
+                self.reason, self.starving = await self._look(), False
+            except SlabFull as full:
+                self.reason, self.starving = f"the probe of the transport waits: {full}", True
             if self.reason != before:
                 logger.info("encoder at %s: %s", self.client.url, self.reason or "ready")
             await asyncio.sleep(PERIOD_S)
@@ -96,6 +101,8 @@ class EncoderLink:
             if self._proved != instance:
                 await self._prove()
                 self._proved = instance
+        except SlabFull:
+            raise
         except (H3Error, OSError) as error:
             return str(error)
         return None
@@ -119,7 +126,7 @@ class EncoderLink:
                 return self._receiver.reserve(nbytes, uuid.uuid4().hex, self._lease_s, time.time())
             except SlabFull as full:
                 if isinstance(full, ReceiverBusy) or not self._make_room():
-                    raise EncoderAway(f"the probe of the transport waits: {full}") from full
+                    raise
 
     async def _prove(self) -> None:
         """One full-size push through the configured transport between exactly these two processes."""

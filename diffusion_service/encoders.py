@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from diffusion_service.encoder_link import EncoderLink
@@ -52,10 +52,18 @@ class Encoders:
             for place in self._places:
                 watching.create_task(place.link.watch())
 
+    @property
+    def starving(self) -> bool:
+        """Whether no encoder may be asked because a probe waits for room in the slab."""
+        return self.reason is not None and any(place.link.starving for place in self._places)
+
     @contextlib.asynccontextmanager
-    async def one(self, rank: Rank) -> AsyncIterator[EncoderLink]:
-        """An encoder for one job, as soon as one is ready and free and nobody of a lower `rank` waits."""
-        place = await self._free(rank)
+    async def one(self, rank: Rank, starve: Callable[[bool], None]) -> AsyncIterator[EncoderLink]:
+        """An encoder for one job, as soon as one is ready and free and nobody of a lower `rank` waits.
+
+        `starve` is told meanwhile whether all that is missing is room in the slab.
+        """
+        place = await self._free(rank, starve)
         place.busy = True
         place.served += 1
         try:
@@ -63,15 +71,17 @@ class Encoders:
         finally:
             place.busy = False
 
-    async def _free(self, rank: Rank) -> _Place:
+    async def _free(self, rank: Rank, starve: Callable[[bool], None]) -> _Place:
         self._asking.append(rank)
         try:
             while True:
                 free = [place for place in self._places if place.link.reason is None and not place.busy]
                 if free and rank == min(self._asking):
                     return min(free, key=lambda place: place.served)
+                starve(self.starving)
                 await asyncio.sleep(LOOK_S)
         finally:
+            starve(False)
             self._asking.remove(rank)
 
     async def count_tokens(self, prompt: str) -> int:

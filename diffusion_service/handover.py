@@ -84,7 +84,7 @@ class Watcher(Protocol):
         """A part of its encoding is finished."""
 
     def starve(self, starving: bool) -> None:
-        """The push waits for room in the slab, or no longer does."""
+        """Its push, or the probe of the encoder that it needs, waits for room in the slab, or no longer does."""
 
 
 class Handover:
@@ -142,7 +142,7 @@ class Handover:
     ) -> tuple[Kept, dict[str, float]]:
         """Have it encoded and pushed. An encoder that is away or not ready has not begun: the next one is asked."""
         while True:
-            async with self._encoders.one(watcher.rank) as link:
+            async with self._encoders.one(watcher.rank, watcher.starve) as link:
                 watcher.reach("encoding")
                 start = time.perf_counter()
                 try:

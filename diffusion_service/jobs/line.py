@@ -15,7 +15,7 @@ class InLine(Protocol):
     landed: bool
     """Its payload is there."""
     starving: bool
-    """Its push waits for room in the slab."""
+    """Its push, or the probe of its encoder, waits for room in the slab."""
 
     @property
     def id(self) -> str:
@@ -76,8 +76,8 @@ class Line(Generic[T]):
     def blocked_by(self) -> T | None:
         """The job that has to give its room in the slab back, if any.
 
-        While the first job has no payload yet and a push waits for room, the room of those behind it would be given
-        back only after it: they would wait for each other for ever.
+        While the first job has no payload yet and a push or a probe waits for room, the room of those behind it would
+        be given back only after it: they would wait for each other for ever.
         """
         first = self.first
         if first is None or first.landed or not any(job.starving for job in self._jobs):

@@ -126,3 +126,24 @@ def test_the_probe_takes_the_room_of_what_is_only_kept(slab: Slab, tmp_path: Pat
         await client.close()
 
     asyncio.run(look())
+
+
+def test_a_probe_that_waits_for_room_says_so_until_there_is_some(slab: Slab, tmp_path: Path) -> None:
+    """Else a job that needs the encoder, and one behind it that holds the room, would wait for each other for ever."""
+    held = slab.reserve(2**18, "a" * 32, 60, 0)
+
+    async def look() -> None:
+        client = SaysSo(IDENTITY, tmp_path)
+        link = EncoderLink(client, slab, dataclasses.replace(EXPECTED, probe_bytes=slab.largest_landing), 5)
+        watching = asyncio.create_task(link.watch())
+        async with asyncio.timeout(5):
+            while not link.starving:
+                await asyncio.sleep(0.01)
+            assert "the probe of the transport waits: the slab has no room" in str(link.reason)
+            slab.release(held)
+            await link.until_ready()
+        assert not link.starving
+        watching.cancel()
+        await client.close()
+
+    asyncio.run(look())

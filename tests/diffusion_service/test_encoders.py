@@ -20,9 +20,14 @@ class Counting:
 class Link:
     """A link that is as ready as the test says."""
 
-    def __init__(self, reason: str | None = None) -> None:
+    def __init__(self, reason: str | None = None, starving: bool = False) -> None:
         self.reason = reason
+        self.starving = starving
         self.client = Counting()
+
+
+def unmoved(_starving: bool) -> None:
+    """For jobs that care about nothing but their encoder."""
 
 
 def encoders(*links: Link) -> Encoders:
@@ -41,7 +46,7 @@ def test_jobs_are_spread_and_one_at_a_time_is_sent_to_each() -> None:
     async def scenario() -> None:
         first, second = Link(), Link()
         both = encoders(first, second)
-        async with both.one((0, 1)) as one, both.one((0, 2)) as two:
+        async with both.one((0, 1), unmoved) as one, both.one((0, 2), unmoved) as two:
             assert {one, two} == {first, second}
             third = asyncio.create_task(_name(both, (0, 3)))
             await asyncio.sleep(0.12)
@@ -52,7 +57,7 @@ def test_jobs_are_spread_and_one_at_a_time_is_sent_to_each() -> None:
 
 
 async def _name(both: Encoders, rank: tuple[int, int]) -> object:
-    async with both.one(rank) as link:
+    async with both.one(rank, unmoved) as link:
         return link
 
 
@@ -83,7 +88,7 @@ def test_the_job_that_is_made_first_is_encoded_first() -> None:
         order: list[tuple[int, int]] = []
 
         async def job(rank: tuple[int, int]) -> None:
-            async with only.one(rank):
+            async with only.one(rank, unmoved):
                 order.append(rank)
 
         jobs = [asyncio.create_task(job(rank)) for rank in ((0, 2), (0, 1), (-5, 3))]
@@ -107,6 +112,34 @@ def test_a_job_that_is_cancelled_while_it_waits_holds_nobody_up() -> None:
         assert await _name(only, (0, 2)) is link
 
     play(scenario())
+
+
+@pytest.mark.parametrize(
+    ("links", "starves"),
+    [
+        ([Link("the probe waits", starving=True)], True),
+        ([Link("away"), Link("the probe waits", starving=True)], True),
+        ([Link("away")], False),
+    ],
+)
+def test_a_job_whose_encoders_probe_waits_for_room_asks_for_room(links: list[Link], starves: bool) -> None:
+    told: list[bool] = []
+
+    async def scenario() -> None:
+        some = encoders(*links)
+
+        async def job() -> None:
+            async with some.one((0, 1), told.append):
+                pass
+
+        waiting = asyncio.create_task(job())
+        await asyncio.sleep(0.01)
+        links[0].reason = None
+        await waiting
+
+    play(scenario())
+    assert told[0] is starves
+    assert told[-1] is False
 
 
 def test_why_nobody_may_be_asked_is_said_once_each() -> None:

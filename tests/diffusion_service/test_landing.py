@@ -34,6 +34,7 @@ class Encoder:
 
     sender: ShmSender
     reason: str | None = None
+    starving: bool = False
     encode_errors: list[Exception] = field(default_factory=list)
     push_errors: list[Exception] = field(default_factory=list)
     encoded: list[str] = field(default_factory=list)
