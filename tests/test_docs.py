@@ -18,11 +18,25 @@ PAGES = sorted(DOCS.glob("*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def test_the_generated_pages_are_those_of_the_models() -> None:
-    command = [sys.executable, str(DOCS / "reference.py"), "--check"]
+@pytest.mark.parametrize("script", ["reference.py", "architecture.py"])
+def test_what_is_generated_is_in_step_with_the_code(script: str) -> None:
+    command = [sys.executable, str(DOCS / script), "--check"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_files_that_the_picture_of_a_request_names_are_there() -> None:
+    drawn = (DOCS / "pictures" / "request.svg").read_text(encoding="utf-8")
+    lines = [line.split(", ") for line in re.findall(r">([\w/, ]+\.py[^<]*)<", drawn)]
+    assert len(lines) > 15
+    for files in lines:
+        package = ""
+        for file in files:
+            # A file of the same package as the one before it is named without that.
+            whole = ROOT / file if (ROOT / file).exists() else ROOT / package / file
+            assert whole.is_file(), file
+            package = whole.relative_to(ROOT).parts[0]
 
 
 def anchors(page: Path) -> set[str]:
