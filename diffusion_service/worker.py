@@ -32,7 +32,7 @@ from diffusion_service.model.dit import Dit
 from diffusion_service.model.lora import LoraDeltas
 from diffusion_service.model.wardrobe import Wardrobe
 from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
-from diffusion_service.parallel.ulysses import shard_sequence
+from diffusion_service.parallel.ulysses import SequenceShard, attend_by_heads
 from diffusion_service.parallel.vae_tiles import video_decoder
 from diffusion_service.sampling.decode import Chunks, VideoDecoder
 from diffusion_service.sampling.generate import Generator
@@ -200,18 +200,20 @@ def _deltas(adapter: Adapter | None, partition: Partition, device: torch.device)
 
 
 def _fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, comm: RankComm, beater: Beater) -> Dit:
-    """This rank's share of a partition, made to work with the others' and, on one GPU, as fast as it can."""
-    attend = attend_with(attention)
+    """This rank's share of a partition, made to work with the others' and, on GPUs, as fast as it can."""
+    attend, split = attend_with(attention), None
     use_local_heads(transformer, comm)
     use_attention(transformer, attend)
     if comm.size("ulysses") > 1:
-        shard_sequence(transformer, comm, attend)
-    alone = comm.device.type == "cuda" and comm.world_size == 1
-    dit = Dit(transformer, Modulation(transformer, on_host=alone))
+        split = SequenceShard(comm)
+        attend = attend_by_heads(split, attention)
+        use_attention(transformer.transformer_blocks, attend)
+    on_gpu = comm.device.type == "cuda"
+    dit = Dit(transformer, Modulation(transformer, on_host=on_gpu and comm.world_size == 1), split)
     beater.beat()
-    if alone:
+    if on_gpu:
         join_qkv(transformer, attend, norm_and_rotate_in_one_pass())
-    if alone and not stage.enforce_eager:
+    if on_gpu and not stage.enforce_eager:
         compile_blocks(transformer.transformer_blocks)
         _warm_up("the transformer's blocks", lambda: dit.warm_up(LONGEST_ROWS), beater)
     return dit

@@ -162,9 +162,9 @@ def _leave(attn: MiniMaxH3Attention, product: torch.Tensor) -> torch.Tensor:
     return joined
 
 
-def use_attention(transformer: Any, attend: Attend) -> None:
-    """Give every block, refiner included, `attend` for its kernel."""
-    for module in transformer.modules():
+def use_attention(model: nn.Module, attend: Attend) -> None:
+    """Give every block of a transformer, refiner included, or of one of its stacks, `attend` for its kernel."""
+    for module in model.modules():
         if isinstance(module, MiniMaxH3Attention):
             module.set_processor(DitAttention(attend))
 

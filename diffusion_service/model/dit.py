@@ -6,7 +6,7 @@ Runs in diffusion ranks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from diffusers.models.modeling_utils import get_parameter_dtype
@@ -43,16 +43,47 @@ class Moment:
     """Which of them a row has, `(rows,)`."""
 
 
-class Dit:
-    """A transformer partition whose AdaLN projections are `modulation`."""
+class Split(Protocol):
+    """Which rows of the packed sequence this rank's blocks work on."""
 
-    def __init__(self, transformer: Any, modulation: Modulation) -> None:
+    def begin(self, length: int) -> None:
+        """From here on the sequence has `length` rows."""
+
+    def local(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's rows of a whole sequence, which lie along `dim`."""
+
+    def gather(self, local: torch.Tensor, dim: int) -> torch.Tensor:
+        """The whole sequence again, on every rank. A collective."""
+
+
+class Whole:
+    """A `Split` for a rank that works on all rows."""
+
+    def begin(self, length: int) -> None:
+        """See `Split`."""
+
+    def local(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """See `Split`."""
+        return whole
+
+    def gather(self, local: torch.Tensor, dim: int) -> torch.Tensor:
+        """See `Split`."""
+        return local
+
+
+class Dit:
+    """A transformer partition whose AdaLN projections are `modulation`, over the rows that `split` gives this rank."""
+
+    def __init__(self, transformer: Any, modulation: Modulation, split: Split | None = None) -> None:
         self.transformer = transformer
         self.modulation = modulation
+        self.split = split or Whole()
 
     @torch.no_grad()
     def warm_up(self, rows: int) -> None:
         """Compile the blocks, before anybody waits for it: one block over `rows` rows serves the others too.
+
+        A collective.
 
         With the longest sequence that there will be, because indices past 2^31 elements are another graph, which
         serves shorter sequences as well.
@@ -64,7 +95,10 @@ class Dit:
         angles = (torch.ones(rows, turned, **like), torch.zeros(rows, turned, **like))
         modalities = torch.zeros(rows, dtype=torch.int64, device=weight.device)
         table = torch.zeros(2 * MINIMAX_H3_MODALITY_NUM, 6 * hidden, **like)
-        model.transformer_blocks[0](torch.zeros(1, rows, hidden, **like), table, modalities, angles)
+        self.split.begin(rows)
+        sequence = self.split.local(torch.zeros(1, rows, hidden, **like), 1)
+        angles = (self.split.local(angles[0], 0), self.split.local(angles[1], 0))
+        model.transformer_blocks[0](sequence, table, self.split.local(modalities, 0), angles)
 
     @torch.no_grad()
     def begin(self, text: torch.Tensor, rows: Rows, schedule: Sequence[Moment]) -> "Denoising":
@@ -75,19 +109,22 @@ class Dit:
             rows: the packed sequence.
             schedule: its steps, in order.
         """
-        model = self.transformer
+        model, split = self.transformer, self.split
+        split.begin(len(rows.position_ids))
         angles = model.rope(rows.position_ids)
         text = model.token_refiner(model.context_embedder(text.to(get_parameter_dtype(model.context_embedder))))
         packed = text.new_zeros((1, len(rows.position_ids), text.shape[-1]))
         packed.index_copy_(1, rows.text_indices, text)
         float_ = get_parameter_dtype(model.time_embedder)
         embedded = [model.time_embedder(model.time_proj(moment.timesteps).to(float_)) for moment in schedule]
+        cosine, sine = (split.local(each.to(packed.dtype), 0) for each in angles)
         return Denoising(
             model,
+            split,
             rows,
             packed,
-            (angles[0].to(packed.dtype), angles[1].to(packed.dtype)),
-            tuple(schedule),
+            (cosine, sine),
+            schedule,
             embedded,
             self.modulation.tables([moment.timesteps for moment in schedule], embedded),
         )
@@ -99,22 +136,26 @@ class Denoising:
     def __init__(
         self,
         transformer: Any,
+        split: Split,
         rows: Rows,
         packed: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
-        schedule: tuple[Moment, ...],
+        schedule: Sequence[Moment],
         embedded: Sequence[torch.Tensor],
         tables: Tables,
     ) -> None:
         self._transformer = transformer
+        self._split = split
         self._rows = rows
         self._packed = packed
         """The sequence `(1, rows, hidden)`: text in its place, picture and sound overwritten by every step."""
         self._angles = angles
-        self._schedule = schedule
+        """Of this rank's rows, as the next two."""
+        self._moments = [split.local(moment.of_row, 0) for moment in schedule]
+        tags = split.local(rows.token_tags, 0)
+        self._modalities = [of_row * MINIMAX_H3_MODALITY_NUM + tags for of_row in self._moments]
         self._embedded = embedded
         self._tables = tables
-        self._modalities = [moment.of_row * MINIMAX_H3_MODALITY_NUM + rows.token_tags for moment in schedule]
 
     @torch.no_grad()
     def step(self, number: int, video: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,18 +166,18 @@ class Denoising:
             video: latent rows `(1, rows, 96)`, conditions first.
             audio: latent rows `(1, rows, 32)`, references first.
         """
-        model, rows, packed = self._transformer, self._rows, self._packed
+        model, split, rows, packed = self._transformer, self._split, self._rows, self._packed
         for project, latents, place in (
             (model.proj_in, video, rows.video_indices),
             (model.audio_proj_in, audio, rows.audio_indices),
         ):
             packed.index_copy_(1, place, project(latents.to(get_parameter_dtype(project))).to(packed.dtype))
-        hidden_states = packed
+        hidden_states = split.local(packed, 1)
         for block, table in zip(model.transformer_blocks, self._tables[number], strict=True):
             hidden_states = block(hidden_states, table, self._modalities[number], self._angles)
-        hidden_states = model.norm_out(hidden_states, self._embedded[number], self._schedule[number].of_row)
+        hidden_states = model.norm_out(hidden_states, self._embedded[number], self._moments[number])
         hidden_states = hidden_states.to(get_parameter_dtype(model.proj_out))
         return (
-            model.proj_out(hidden_states).index_select(1, rows.video_indices),
-            model.audio_proj_out(hidden_states).index_select(1, rows.audio_indices),
+            split.gather(model.proj_out(hidden_states), 1).index_select(1, rows.video_indices),
+            split.gather(model.audio_proj_out(hidden_states), 1).index_select(1, rows.audio_indices),
         )

@@ -1,21 +1,20 @@
 """Ulysses: every rank holds part of the packed sequence, and inside attention all of it for part of the heads.
 
-Applied from outside by hooks on diffusers' `MiniMaxH3Transformer3DModel`. Lengths need not divide: rows are padded to
-a multiple of the axis, and the padding is cut off before any attention sees it. Runs in diffusion ranks; torch.
+Lengths need not divide: rows are padded to a multiple of the axis, and the padding is cut off before any attention sees
+it. Runs in diffusion ranks; torch.
 """
-
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch._C._distributed_c10d import _resolve_process_group
 
-from diffusion_service.model.attention import Attend, DitAttention
+from diffusion_service.model.attention import Attend, attend_with
 from shared_runtime.ranks.comm import RankComm
+from shared_schema.deploy.model import AttentionBackend
 
 
 class SequenceShard:
-    """This rank's rows of the packed sequence of the forward under way."""
+    """This rank's rows of the packed sequence of the request under way; see `diffusion_service.model.dit.Split`."""
 
     def __init__(self, comm: RankComm) -> None:
         group = comm.group("ulysses")
@@ -24,92 +23,88 @@ class SequenceShard:
         self.size = comm.size("ulysses")
         self.index = comm.index("ulysses")
         self.length = 0
-        """Rows of the whole sequence, since its rotary table was made."""
+        """Rows of the whole sequence."""
+        self.told_length = torch.zeros((), dtype=torch.int64)
+        """The same, for the operator below."""
 
     @property
     def rows(self) -> int:
         """Rows that each rank holds, padding included."""
         return -(-self.length // self.size)
 
-    def pad(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """The whole sequence with zeros up to `rows * size`."""
-        missing = self.rows * self.size - whole.shape[dim]
-        if missing == 0:
-            return whole
-        shape = list(whole.shape)
-        shape[dim] = missing
-        return torch.cat([whole, whole.new_zeros(shape)], dim=dim)
+    def begin(self, length: int) -> None:
+        """From here on the sequence has `length` rows."""
+        self.length = length
+        self.told_length.fill_(length)
 
     def local(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's rows of a whole sequence."""
-        return self.pad(whole, dim).narrow(dim, self.index * self.rows, self.rows)
+        """This rank's rows of a whole sequence. A copy: torch.compile would take a view's place for another symbol."""
+        part = _padded(whole, self.rows * self.size, dim).narrow(dim, self.index * self.rows, self.rows)
+        return part.clone(memory_format=torch.contiguous_format)
 
     def gather(self, local: torch.Tensor, dim: int) -> torch.Tensor:
-        """The whole sequence again, on every rank, without padding."""
+        """The whole sequence again, on every rank, without padding. A collective."""
         parts = [torch.empty_like(local) for _ in range(self.size)]
         dist.all_gather(parts, local.contiguous(), group=self.group)
         return torch.cat(parts, dim=dim).narrow(dim, 0, self.length)
 
-    def to_heads(self, local: torch.Tensor) -> torch.Tensor:
-        """`(1, rows, heads, dim)` to `(1, length, heads / size, dim)`."""
-        _, rows, heads, width = local.shape
-        sent = local[0].reshape(rows, self.size, heads // self.size, width).transpose(0, 1).contiguous()
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
-        return received.reshape(1, self.size * rows, heads // self.size, width)[:, : self.length]
 
-    def to_rows(self, by_heads: torch.Tensor) -> torch.Tensor:
-        """`(1, length, heads / size, dim)` to `(1, rows, heads, dim)`."""
+class _Exchange:
+    """Rows for heads and back, among the ranks of the axis."""
+
+    def __init__(self, group: dist.ProcessGroup, length: int) -> None:
+        self._group = group
+        self._size = group.size()
+        self._length = length
+
+    def to_heads(self, *local: torch.Tensor) -> list[torch.Tensor]:
+        """Each `(1, rows, heads, dim)` to `(1, length, heads / size, dim)`, all at once. A collective."""
+        _, rows, heads, width = local[0].shape
+        sent = local[0].new_empty(self._size, rows, len(local), heads // self._size, width)
+        for number, each in enumerate(local):
+            sent[:, :, number].copy_(each.view(rows, self._size, -1, width).transpose(0, 1))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._group)
+        return list(received.flatten(0, 1)[None, : self._length].unbind(2))
+
+    def to_rows(self, by_heads: torch.Tensor, rows: int) -> torch.Tensor:
+        """`(1, length, heads / size, dim)` to `(1, rows, heads, dim)`. A collective."""
         _, _, heads, width = by_heads.shape
-        sent = self.pad(by_heads[0], 0).reshape(self.size, self.rows, heads, width).contiguous()
+        sent = _padded(by_heads, rows * self._size, 1).reshape(self._size, rows, heads, width).contiguous()
         received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
-        return received.permute(1, 0, 2, 3).reshape(1, self.rows, self.size * heads, width)
+        dist.all_to_all_single(received, sent, group=self._group)
+        return received.transpose(0, 1).reshape(1, rows, self._size * heads, width).contiguous()
 
 
-def attend_by_heads(shard: SequenceShard, attend: Attend) -> Attend:
-    """`attend` over all rows and this rank's heads, for this rank's rows and all heads."""
+def _padded(whole: torch.Tensor, length: int, dim: int) -> torch.Tensor:
+    """With zeros up to `length`."""
+    missing = length - whole.shape[dim]
+    if missing == 0:
+        return whole
+    shape = list(whole.shape)
+    shape[dim] = missing
+    return torch.cat([whole, whole.new_zeros(shape)], dim=dim)
 
-    def exchanged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return shard.to_rows(attend(shard.to_heads(query), shard.to_heads(key), shard.to_heads(value)))
 
-    return exchanged
+@torch.library.custom_op("minimax_h3::attend_by_heads", mutates_args=())
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, length: torch.Tensor, group: str, backend: str
+) -> torch.Tensor:
+    """One node for torch.compile, for which the length must be data: no shape here says it, and a number would be
+    compiled in. The group goes by torch's own name for it."""
+    exchange = _Exchange(_resolve_process_group(group), int(length))  # type: ignore[arg-type]
+    attend = attend_with(backend)  # type: ignore[arg-type]
+    return exchange.to_rows(attend(*exchange.to_heads(query, key, value)), query.shape[1])
 
 
-def shard_sequence(transformer: Any, comm: RankComm, attend: Attend) -> None:
-    """Make `transformer` work on this rank's rows between its first block and its output heads.
+@_attend.register_fake
+def _shape(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, length: torch.Tensor, group: str, backend: str
+) -> torch.Tensor:
+    return query.new_empty(query.shape)
 
-    The rotary table says how many rows there are, so it is made before anything else of a sequence. The text refiner
-    runs on every rank over all text rows: they are few, and every rank needs them.
-    """
-    shard = SequenceShard(comm)
 
-    def begin(_rope: nn.Module, args: tuple[torch.Tensor]) -> None:
-        shard.length = args[0].shape[0]
-
-    def rotary(_rope: nn.Module, _args: Any, angles: tuple[torch.Tensor, torch.Tensor]) -> Any:
-        return tuple(shard.local(each, 0) for each in angles)
-
-    def enter(_block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (shard.local(args[0], 1), *args[1:])
-
-    def block_rows(_block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden_states, temb, adaln_indices, angles = args
-        return hidden_states, temb, shard.local(adaln_indices, 0), angles
-
-    def norm_rows(_norm: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden_states, temb, timestep_indices = args
-        return hidden_states, temb, shard.local(timestep_indices, 0)
-
-    def leave(_head: nn.Module, _args: Any, rows: torch.Tensor) -> torch.Tensor:
-        return shard.gather(rows, 1)
-
-    transformer.rope.register_forward_pre_hook(begin)
-    transformer.rope.register_forward_hook(rotary)
-    transformer.transformer_blocks[0].register_forward_pre_hook(enter)
-    for block in transformer.transformer_blocks:
-        block.register_forward_pre_hook(block_rows)
-        block.attn.set_processor(DitAttention(attend_by_heads(shard, attend)))
-    transformer.norm_out.register_forward_pre_hook(norm_rows)
-    transformer.proj_out.register_forward_hook(leave)
-    transformer.audio_proj_out.register_forward_hook(leave)
+def attend_by_heads(shard: SequenceShard, backend: AttentionBackend) -> Attend:
+    """Attention over all rows and this rank's heads, for this rank's rows and all heads."""
+    length, group = shard.told_length, shard.group.group_name
+    return lambda query, key, value: _attend(query, key, value, length, group, backend)

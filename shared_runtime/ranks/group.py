@@ -203,7 +203,6 @@ class ProcessGroup:
         """
         try:
             while True:
-                await self._makers.open()
                 generation = self._now = Generation()
                 self._exited.clear()
                 try:
@@ -226,11 +225,12 @@ class ProcessGroup:
         self._starts += 1
         try:
             async with asyncio.timeout(self._limits.place_s + self._limits.load_s):
+                await self._makers.open()
                 placed = await self._makers.place(self._specs, self._limits.place_s)
         except DeployError as error:
             generation.end(error.message)
         except (RankDied, TimeoutError) as error:
-            generation.end(f"no place for the ranks: {error}")
+            generation.end(f"no place for the ranks: {error or 'it took longer than service.load_s'}")
         else:
             await self._fill(generation, placed)
 

@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 
 from diffusion_service.adapters.adapter import Adapter
 from diffusion_service.model.adaln import Modulation
-from diffusion_service.model.attention import attend_with, use_attention
+from diffusion_service.model.attention import Attend, attend_with, join_qkv, norm_and_rotate, use_attention
+from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Dit, Moment, Rows
 from diffusion_service.model.lora import LoraDeltas
 from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
-from diffusion_service.parallel.ulysses import shard_sequence
+from diffusion_service.parallel.ulysses import SequenceShard, attend_by_heads
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.worker import TaskHandle
 from shared_runtime.sharding import Sharding
@@ -41,15 +43,38 @@ def forward(
     """Outputs for a packed sequence of `text_rows` + 10 audio + 30 video rows; whether all ranks have the same."""
     deltas = None if adapter is None else LoraDeltas(adapter, comm.device)
     transformer = load_transformer(path, partition, comm.device, Sharding(DIT_PLAN, comm), deltas=deltas)
-    attend = attend_with("TORCH_SDPA")
+    size = weight_bytes(transformer)
+    dit, _ = fitted(transformer.to(dtype), comm)
+    return _made(comm, size, *step(dit, inputs(text_rows, transformer.config, dtype)))
+
+
+def every_length(comm: RankComm, _task: TaskHandle, path: Path, lengths: list[int]) -> tuple[list[Forward], int]:
+    """The same in FP32 for several `text_rows`, one after the other, with blocks as GPUs run them: one product for
+    query, key and value, and compiled. And how many graphs that took."""
+    transformer = load_transformer(path, "transformer", comm.device, Sharding(DIT_PLAN, comm)).float()
+    dit, attend = fitted(transformer, comm)
+    join_qkv(transformer, attend, norm_and_rotate)
+    torch._dynamo.reset()
+    counters.clear()
+    compile_blocks(transformer.transformer_blocks, backend="aot_eager")
+    dit.warm_up(200)
+    made = [_made(comm, 0, *step(dit, inputs(each, transformer.config, torch.float32))) for each in lengths]
+    return made, counters["stats"]["unique_graphs"]
+
+
+def fitted(transformer: Any, comm: RankComm) -> tuple[Dit, Attend]:
+    """A loaded share, made to work with the others', and what its blocks attend with."""
+    attend, split = attend_with("TORCH_SDPA"), None
     use_local_heads(transformer, comm)
     use_attention(transformer, attend)
     if comm.size("ulysses") > 1:
-        shard_sequence(transformer, comm, attend)
-    size = weight_bytes(transformer)
-    transformer = transformer.to(dtype)
-    given = inputs(text_rows, transformer.config, dtype)
-    video, audio = step(Dit(transformer, Modulation(transformer, on_host=False)), given)
+        split = SequenceShard(comm)
+        attend = attend_by_heads(split, "TORCH_SDPA")
+        use_attention(transformer.transformer_blocks, attend)
+    return Dit(transformer, Modulation(transformer, on_host=False), split), attend
+
+
+def _made(comm: RankComm, size: int, video: torch.Tensor, audio: torch.Tensor) -> Forward:
     mine = (size, video.float().sum().item(), audio.float().sum().item())
     told = [mine] * comm.world_size
     if comm.world_size > 1:

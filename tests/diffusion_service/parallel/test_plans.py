@@ -54,6 +54,17 @@ def test_bf16_is_nearer_to_one_rank_than_bf16_is_to_fp32(ranks: Ranks, checkpoin
         assert difference(spread.audio, alone.audio) <= 0.5 * error["audio"]
 
 
+@pytest.mark.parametrize("mesh", [Mesh(tp=2), Mesh(ulysses=2), Mesh(tp=2, ulysses=2)], ids=str)
+def test_blocks_as_gpus_run_them_are_one_graph_for_every_length(ranks: Ranks, checkpoint: Path, mesh: Mesh) -> None:
+    spread, graphs = ranks.run(mesh, "tests.diffusion_service.parallel.dit_forward:every_length", checkpoint, ROWS)
+    assert graphs == 1
+    for rows, made in zip(ROWS, spread, strict=True):
+        alone = run(ranks, Mesh(), checkpoint, rows, torch.float32)
+        assert difference(alone.video, made.video) <= 1e-5
+        assert difference(alone.audio, made.audio) <= 1e-5
+        assert made.agree
+
+
 def test_the_reference_partition_is_spread_the_same_way(ranks: Ranks, checkpoint: Path) -> None:
     alone = run(ranks, Mesh(), checkpoint, 5, torch.float32, "transformer_ref")
     spread = run(ranks, Mesh(tp=2, ulysses=2), checkpoint, 5, torch.float32, "transformer_ref")

@@ -199,9 +199,10 @@ def test_a_forker_that_is_stopped_does_not_keep_its_ranks(one: LivingGroup, monk
         (PUPPETS, Puppet(unfit="tensor x is missing"), r"\Atensor x is missing\Z"),
         (PUPPETS, Puppet(bug=True), r"\Arank-tp[01] could not start: no room for the weights\Z"),
         (BARE, Bare(dies=True), r"\Arank rank-tp[01] .*(left with code -9|closed its pipe)\Z"),
+        ("no_such_module:main", None, r"\Ano place for the ranks: the process that makes ranks is gone\Z"),
         (BARE, Bare("nothing"), r"\Aranks were not ready within service\.load_s, 2 s\Z"),
     ],
-    ids=["files", "memory", "death", "time"],
+    ids=["files", "memory", "death", "imports", "time"],
 )
 def test_a_first_start_that_fails_stops_the_service_with_one_line(entry: str, settings: object, message: str) -> None:
     limits = GroupLimits(stuck_s=1, dead_s=1, load_s=30 if entry == PUPPETS else 2)
