@@ -116,8 +116,12 @@ def own_pair(model: str, deploy: str, folder: Path) -> Iterator[Pair]:
     encoder_port, diffusion_port = free_ports(2)
     settings = PairSettings(model, deploy, encoder_port, diffusion_port, folder / "state", log_dir=folder / "logs")
     with Pair(settings) as pair:
-        pair.wait_ready(READY_S)
-        yield pair
+        try:
+            pair.wait_ready(READY_S)
+            yield pair
+        except Exception:
+            print(pair.tails(), file=sys.stderr)
+            raise
 
 
 def measure(client: httpx.Client, alone: OneProcess | None, clip: Clip, media: Path, repeat: int) -> Sides:
