@@ -1,5 +1,6 @@
 """The documents are in step with what they are about: generated pages, links, and every name of `moving.md`."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from shared_schema.deploy.load import load_deployment
 from shared_schema.deploy.service import ServiceSettings
@@ -104,6 +106,31 @@ def test_what_troubleshooting_quotes_is_what_the_services_say() -> None:
     packages = ("shared_schema", "shared_runtime", "encoder_service", "diffusion_service")
     sources = "\n".join(path.read_text(encoding="utf-8") for name in packages for path in (ROOT / name).rglob("*.py"))
     assert not [each for each in quoted if each not in sources]
+
+
+def test_operations_says_what_every_alert_asks_for_and_names_no_other() -> None:
+    rules = yaml.safe_load((ROOT / "docker" / "monitoring" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    alerts = [rule["alert"] for group in rules for rule in group["rules"]]
+    text = (DOCS / "operations.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(H3\w+)` \|", text, re.M) == alerts
+
+
+def test_figures_of_operations_are_those_that_were_measured() -> None:
+    results = ROOT / "benchmarks" / "results"
+    cases = json.loads((results / "denoise.json").read_text(encoding="utf-8"))["cases"]
+    decode = json.loads((results / "decode.json").read_text(encoding="utf-8"))
+    short, long = cases["768x1344x124:50"], cases["768x1344x362:4"]["compiled"]["s"] * 50 / 4
+    decoded, forward = decode["fp16_compiled"]["s"], short["compiled"]["s"]
+    text = (DOCS / "operations.md").read_text(encoding="utf-8")
+    whole, turbo = 49 * forward + decoded, 4 * forward + decoded
+    for row in (
+        f"| {forward:.2f} s | {49 * forward:.0f} s | {decoded:.1f} s | {whole:.0f} s | {3600 / whole:.1f} |",
+        f"| {forward:.2f} s | {4 * forward:.0f} s | {decoded:.1f} s | {turbo:.0f} s | {3600 / turbo:.0f} |",
+        f"| {long:.1f} s | {49 * long:,.0f} s |",
+        " | ".join(f"{short[side]['held_gib']:.1f} / {short[side]['peak_gib']:.1f}" for side in ("stock", "compiled")),
+        f"{decode['fp16_compiled']['held_gib']:.1f} / {decode['fp16_compiled']['peak_gib']:.1f} |",
+    ):
+        assert row in text, row
 
 
 def test_settings_that_pages_speak_of_are_there() -> None:
