@@ -248,5 +248,5 @@ def build(comm: RankComm, settings: object, beater: Beater) -> DiffusionRank:
 
 
 def main(spec: RankSpec, settings: object, end: socket.socket) -> None:
-    """Entry of the rank process, named by `diffusion_service.app`."""
+    """Entry of the rank process, named by `diffusion_service.settled`."""
     rank_main(build, spec, settings, end)

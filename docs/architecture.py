@@ -47,7 +47,7 @@ WATCHING = ("metrics", "webhooks", "signature", "health", "life")
 BOXES = (
     Box(3, 0, "control", "video_client", "command line, demo, pair", ("video_client",)),
     Box(1, 0, "control", "cli", "flags, keys", _of(D, "cli", "__main__", "keys_command")),
-    Box(1, 1, "control", "app", "builds, metrics, webhooks", (D, *_of(D, "app", *WATCHING))),
+    Box(1, 1, "control", "app", "builds, metrics, webhooks", (D, *_of(D, "app", "settled", *WATCHING))),
     Box(0, 2, "control", "api", "/v1/videos, rules, page", _of(D, "api", "keys", "outbound")),
     Box(1, 2, "control", "jobs/runner", "brings jobs to their end", _of(D, "jobs.runner", "jobs.conduct", "jobs.workshop", "jobs.upkeep")),
     Box(1, 3, "control", "engine", "jobs to the rank group", _of(D, "engine")),

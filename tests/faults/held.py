@@ -11,8 +11,8 @@ gates on the way. A gate is a file in the folder `FAULT_GATES`:
 
 import sys
 
-import diffusion_service.app
 import diffusion_service.cli
+import diffusion_service.settled
 import encoder_service.app
 import encoder_service.cli
 
@@ -21,7 +21,7 @@ def main(role: str, arguments: list[str]) -> int:
     if role == "encoder":
         encoder_service.app.RANKS = "tests.faults.encoder_ranks:main"
         return encoder_service.cli.main(arguments)
-    diffusion_service.app.RANKS = "tests.faults.diffusion_ranks:main"
+    diffusion_service.settled.RANKS = "tests.faults.diffusion_ranks:main"
     return diffusion_service.cli.main(arguments)
 
 

@@ -1,0 +1,211 @@
+"""What a diffusion service is told and finds, and what follows from it, before anything of it runs. API process."""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffusion_service.adapters.catalog import Catalog
+from diffusion_service.adapters.finding import startup_contract
+from diffusion_service.adapters.startup import startup_adapter
+from diffusion_service.api.limits import BodyCaps, RequestDefaults, ServerLimits, StartupAdapter
+from diffusion_service.api.lora import defaults_with
+from diffusion_service.commands import DiffusionRankSettings
+from diffusion_service.encoder_link import PROBE_BYTES, Expected
+from diffusion_service.handover import PayloadRules
+from diffusion_service.jobs.workshop import RunnerRules
+from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
+from shared_runtime.gpus import Gpu
+from shared_runtime.ranks.group import GroupLimits, ProcessGroup
+from shared_runtime.ranks.mesh import Mesh, rank_specs
+from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
+from shared_schema.deploy.model import Deployment
+from shared_schema.deploy.settings import (
+    DiffusionSettings,
+    Partition,
+    TaskType,
+    partition_of,
+    partitions_for,
+    tasks_served,
+)
+from shared_schema.lora import Contract
+from shared_schema.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+RANKS = "diffusion_service.worker:main"
+"""What a rank process runs."""
+
+ALWAYS_NEEDED: frozenset[Component] = frozenset({"vae_decoder", "audio_vae_decoder", "scheduler", "audio_scheduler"})
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A service's command line and deploy file, and what they name."""
+
+    settings: DiffusionSettings
+    gpus: tuple[Gpu, ...]
+    """Of the stage's devices, in the order of its ranks."""
+    checkpoint: Checkpoint
+    tasks: frozenset[Task]
+    """That the loaded partitions can make."""
+    lora: StartupAdapter | None
+
+    @property
+    def database_url(self) -> str:
+        """Of the jobs: by default of a database that is shared with nobody."""
+        return self.settings.database_url or f"sqlite:///{self.settings.state_dir.absolute() / 'jobs.sqlite3'}"
+
+    @property
+    def adapters(self) -> Catalog | None:
+        """Those that requests may name; None where no folder holds any."""
+        roots = self.settings.deployment.service.lora_roots
+        if not roots:
+            return None
+        return Catalog(tuple(roots), self.checkpoint.path, {partition_of(task) for task in self.tasks})
+
+    @property
+    def payload_rules(self) -> PayloadRules:
+        """What every payload must be."""
+        text_only = self.settings.deployment.diffusion.text_only
+        return PayloadRules(text_only, self.checkpoint.text_dim, self.checkpoint.revision)
+
+    @property
+    def runner_rules(self) -> RunnerRules:
+        """How jobs are taken and kept."""
+        deployment, service = self.settings.deployment, self.settings.deployment.service
+        return RunnerRules(
+            retention_s=service.retention_hours * 3600,
+            look_ahead=service.look_ahead,
+            running_per_key=service.running_per_key,
+            job_timeout_s=service.job_timeout_s,
+            lease_s=service.job_lease_s,
+            encoder_ranks=deployment.encoder.world_size,
+            diffusion_ranks=deployment.diffusion.world_size,
+        )
+
+    def group(self, slab: Path) -> ProcessGroup:
+        """The ranks, not started yet; `slab` is where payloads land."""
+        settings, stage = self.settings, self.settings.deployment.diffusion
+        service = settings.deployment.service
+        mesh = Mesh(stage.parallel_config.tensor_parallel_size, stage.parallel_config.ulysses_degree)
+        return ProcessGroup(
+            rank_specs("diffusion", mesh, stage.devices),
+            RANKS,
+            DiffusionRankSettings(
+                self.checkpoint.path,
+                stage,
+                self.tasks,
+                service.slab_folder,
+                slab,
+                settings.log_level,
+                settings.log_format,
+                None if self.lora is None else self.lora.adapter,
+            ),
+            GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
+            settings.deployment.distributed_executor_backend,
+        )
+
+    def expected(self, largest_landing: int) -> Expected:
+        """What an encoder must be; `largest_landing` is what the slab takes at most, in bytes."""
+        deployment = self.settings.deployment
+        return Expected(
+            weights_revision=self.checkpoint.revision,
+            text_only=deployment.diffusion.text_only,
+            connector=deployment.connector,
+            probe_bytes=min(PROBE_BYTES, largest_landing),
+            gpus=tuple(gpu.uuid for gpu in self.gpus),
+            share_devices=deployment.diffusion.share_devices,
+        )
+
+    def limits(self, largest_landing: int) -> ServerLimits:
+        """What requests may ask for; `largest_landing` is the most bytes that one payload may have."""
+        settings, service = self.settings, self.settings.deployment.service
+        return ServerLimits(
+            served_names=(settings.served_model_name or self.checkpoint.name,),
+            text_dim=self.checkpoint.text_dim,
+            canvas=self.checkpoint.limits,
+            defaults=self._defaults(),
+            tasks=self.tasks,
+            queue_limit=service.queue_limit,
+            jobs_per_key=service.jobs_per_key,
+            sync_timeout_s=service.sync_timeout_s,
+            retention_s=service.retention_hours * 3600,
+            accept_when_not_ready=service.accept_when_not_ready,
+            caps=service.media_caps,
+            body=BodyCaps(),
+            redirect_s=service.storage.signed_url_s if service.storage.content == "redirect" else None,
+            webhook_hosts=service.webhook.hosts,
+            takes_encoder_output=not settings.deployment.diffusion.text_only,
+            landing_bytes=largest_landing,
+            lora=self.lora,
+            takes_lora=bool(service.lora_roots),
+        )
+
+    def _defaults(self) -> RequestDefaults:
+        sampling, path = self.settings.deployment.diffusion.default_sampling_params, self.checkpoint.path
+        defaults = RequestDefaults(
+            seed=sampling.seed,
+            num_inference_steps=sampling.num_inference_steps,
+            flow_shift=sampling.extra_args.flow_shift or _shift(path, "scheduler"),
+            audio_flow_shift=sampling.extra_args.audio_flow_shift or _shift(path, "audio_scheduler"),
+        )
+        if self.lora is None:
+            return defaults
+        defaults, changes = defaults_with(defaults, self.lora.contract)
+        for change in changes:
+            logger.info("adapter %s: default %s", self.lora.adapter.name, change)
+        return defaults
+
+
+def settle(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> Settled:
+    """Find the checkpoint, and the adapter if one is named.
+
+    Raises:
+        DeployError: files are missing or wrong.
+    """
+    contract = startup_contract(settings.lora_path)
+    partitions = _partitions(settings.task_type, settings.deployment, contract)
+    tasks = tasks_served(partitions)
+    if settings.task_type == "auto" or contract is not None:
+        logger.info("task type %s serves %s", settings.task_type, ", ".join(sorted(tasks)))
+    checkpoint = _checkpoint(settings.model, settings.deployment, partitions)
+    lora = None if contract is None else _startup_lora(settings, checkpoint, partitions[0], contract)
+    return Settled(settings, gpus, checkpoint, tasks, lora)
+
+
+def checkpoint_for(model: str, deployment: Deployment, task_type: TaskType, lora_path: str | None) -> Checkpoint:
+    """The checkpoint `model`, fetched where that is called for, complete for what a service would load of it.
+
+    Raises:
+        DeployError: no such model, not complete, or the hub refuses.
+    """
+    return _checkpoint(model, deployment, _partitions(task_type, deployment, startup_contract(lora_path)))
+
+
+def _partitions(task_type: TaskType, deployment: Deployment, contract: Contract | None) -> tuple[Partition, ...]:
+    # Whether both partitions fit is a question of GPU memory; on a CPU they do.
+    return partitions_for(task_type, both_fit=deployment.diffusion.on_cpu, contract=contract)
+
+
+def _startup_lora(
+    settings: DiffusionSettings, checkpoint: Checkpoint, partition: Partition, contract: Contract
+) -> StartupAdapter:
+    assert settings.lora_path is not None
+    scale = settings.deployment.diffusion.lora_scale
+    adapter = startup_adapter(settings.lora_path, scale, checkpoint.path, partition)
+    logger.info("adapter %s: bound to %d modules of %s", adapter.name, len(adapter.modules), partition)
+    return StartupAdapter(adapter, contract)
+
+
+def _checkpoint(model: str, deployment: Deployment, partitions: Collection[Partition]) -> Checkpoint:
+    needs = ALWAYS_NEEDED | set(partitions)
+    if deployment.diffusion.text_only:
+        needs |= MEDIA_ENCODERS
+    revision, dummy = deployment.model.revision, deployment.diffusion.dummy
+    return resolve_checkpoint(model, needs, revision=revision, dummy=dummy)
+
+
+def _shift(path: Path, name: Component) -> float:
+    """The checkpoint's own flow shift."""
+    return float(read_json(component_folder(path, name) / "scheduler_config.json")["shift"])
