@@ -136,8 +136,9 @@ class SqlJobStore:
 
     async def close(self) -> None:
         """See `JobStore.close`."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._engine.dispose)
-        self._threads.shutdown()
+        # Callers that were cancelled leave transactions behind, whose connections come back only now.
+        await asyncio.to_thread(self._threads.shutdown)
+        await asyncio.to_thread(self._engine.dispose)
 
     async def _each(self, work: Callable[..., Job | None], limit: int | None = None) -> list[Job]:
         """One transaction a job, until there is none left or enough are had."""

@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import psycopg
 import pytest
+from sqlalchemy import Connection, text
 
 from diffusion_service.jobs.job import Job, LeaseLost
 from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.scheduler import Waiting
 from shared_schema.errors import QueueFull, StoreUnavailable
 from tests.diffusion_service.jobs.test_store import LOST, first, new_job, orphaned
+from tests.end_to_end.processes import wait_until
 from tests.postgres import PostgresServer
 
 Body = Callable[[SqlJobStore, SqlJobStore], Awaitable[None]]
@@ -166,3 +169,20 @@ def test_an_id_that_no_database_takes_names_no_job(postgres_url: str) -> None:
         assert await one.get("video_é") is None
 
     share(postgres_url, body)
+
+
+def test_a_store_that_is_closed_leaves_no_connection_of_callers_that_were_cancelled(postgres_url: str) -> None:
+    def slowly(connection: Connection) -> None:
+        connection.execute(text("SELECT pg_sleep(0.5)"))
+
+    async def body(one: SqlJobStore, _two: SqlJobStore) -> None:
+        left = [asyncio.create_task(one._run(slowly)) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        for each in left:
+            each.cancel()
+        await asyncio.wait(left)
+
+    share(postgres_url, body)
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with psycopg.connect(postgres_url, autocommit=True) as looking:
+        wait_until(lambda: looking.execute(others).fetchone() == (0,), 30, "no connection is left")
