@@ -1,22 +1,17 @@
-"""Real rank groups for tests: functions of test modules run on every rank, over gloo, in processes that are reused."""
+"""Real rank groups for tests: functions of test modules run on every rank, over gloo, in processes that are reused.
+
+This side never imports torch, so that whoever collects tests does not wait for it.
+"""
 
 import asyncio
-import importlib
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from shared_runtime.conditioning.vae_tiles import visual_encoder
-from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
-from shared_runtime.ranks.mesh import Mesh, RankSpec, rank_specs
-from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
-from shared_runtime.weights import load_transformer
+from shared_runtime.ranks.mesh import Mesh, rank_specs
 
 MOST = 4
 START_S = 120.0
@@ -31,41 +26,6 @@ class Call:
     mesh: Mesh
     function: str
     arguments: tuple[Any, ...]
-
-
-class CallRank:
-    """Does what a test says, without gradients and on one thread."""
-
-    facts = None
-
-    def __init__(self, comm: RankComm) -> None:
-        self._comm = comm
-        self._splits: dict[Mesh, RankComm | None] = {}
-        """Every group of torch costs threads for as long as the process lives."""
-
-    def handle(self, command: object, task: TaskHandle) -> object:
-        assert isinstance(command, Call)
-        if command.mesh not in self._splits:
-            self._splits[command.mesh] = self._comm.split(command.mesh)
-        comm = self._splits[command.mesh]
-        if comm is None:
-            return None
-        module, _, name = command.function.partition(":")
-        with torch.no_grad():
-            return getattr(importlib.import_module(module), name)(comm, replace(task, comm=comm), *command.arguments)
-
-
-FORKED_WITH = (load_transformer, visual_encoder)
-"""Imported before ranks are forked: diffusers and transformers, once for all of them."""
-
-
-def build(comm: RankComm, _settings: object, _beater: Beater) -> CallRank:
-    torch.set_num_threads(1)
-    return CallRank(comm)
-
-
-def main(spec: RankSpec, settings: object, end: socket.socket) -> None:
-    rank_main(build, spec, settings, end)
 
 
 class Ranks:
@@ -90,7 +50,7 @@ class Ranks:
     async def _run(self, call: Call) -> object:
         if self._started is None:
             specs = rank_specs("test", Mesh(tp=self._most), ("cpu",) * self._most)
-            group = ProcessGroup(specs, "tests.ranks:main", None, GroupLimits(stuck_s=600, dead_s=600, load_s=START_S))
+            group = ProcessGroup(specs, "tests.called:main", None, GroupLimits(stuck_s=600, dead_s=600, load_s=START_S))
             self._started = group, asyncio.create_task(group.supervise())
         group, _ = self._started
         async with asyncio.timeout(START_S):
