@@ -4,10 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.cases.make_cases import shared_cases
 from tests.postgres import PostgresServer, postgres_server
 from tests.ranks import Ranks, rank_groups
+
+# How long an example takes says something of the machine and nothing of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

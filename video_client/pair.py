@@ -1,6 +1,8 @@
 """Both services as child processes of one parent: for `make demo`, and in the foreground for `make serve`."""
 
 import argparse
+import contextlib
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ from typing import IO, Self
 from video_client.client import VideoClient
 
 HOST = "127.0.0.1"
+FIRST_PORT = 10_000
 POLL_SECONDS = 0.2
 STOP_SECONDS = 40.0
 """The services' drain time of 30 s and some; whoever is left is killed."""
@@ -148,12 +151,19 @@ class Pair:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on, all different."""
-    listeners = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    """Ports of the loopback address that nobody listens on, all different.
+
+    Below those that the kernel hands out: a connection could get one of them before the service that is to have it.
+    """
+    handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    last = handed_out if handed_out > 2 * FIRST_PORT else 65_536
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(range(FIRST_PORT, last), 1000):
+        if len(ports) == count:
+            return ports
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            ports.append(port)
+    raise ServiceEnded(f"hardly any port from {FIRST_PORT} to {last} of {HOST} is free")
 
 
 def serve(settings: PairSettings) -> int:

@@ -15,6 +15,8 @@ class Listening:
     connections: int = 0
     requests: list[bytes] = field(default_factory=list)
     answers: dict[str, bytes] = field(default_factory=dict)
+    first_come: int = 0
+    """So many connections are there before any is answered."""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -22,6 +24,8 @@ class Listening:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             self.requests.append(head)
+            while self.connections < self.first_come:
+                await asyncio.sleep(0.01)
             path = head.split(b" ")[1].decode()
             if path == "/slow":
                 await _drip(writer)

@@ -120,7 +120,7 @@ def test_the_probe_takes_the_room_of_what_is_only_kept(slab: Slab, tmp_path: Pat
         client = SaysSo(IDENTITY, tmp_path)
         link = EncoderLink(client, slab, dataclasses.replace(EXPECTED, probe_bytes=2**19), 5, make_room)
         watching = asyncio.create_task(link.watch())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await link.until_ready()
         watching.cancel()
         await client.close()
@@ -136,7 +136,7 @@ def test_a_probe_that_waits_for_room_says_so_until_there_is_some(slab: Slab, tmp
         client = SaysSo(IDENTITY, tmp_path)
         link = EncoderLink(client, slab, dataclasses.replace(EXPECTED, probe_bytes=slab.largest_landing), 5)
         watching = asyncio.create_task(link.watch())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not link.starving:
                 await asyncio.sleep(0.01)
             assert "the probe of the transport waits: the slab has no room" in str(link.reason)

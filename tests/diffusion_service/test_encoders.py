@@ -36,7 +36,7 @@ def encoders(*links: Link) -> Encoders:
 
 def play(scenario: Coroutine[Any, Any, None]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await scenario
 
     asyncio.run(limited())

@@ -147,7 +147,7 @@ def play(
     async def limited() -> None:
         port = Port(root, pages, cache, count)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await scenario(port)
             assert port.slab.stats.landings == port.cache.stats.entries
         finally:

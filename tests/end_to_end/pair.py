@@ -20,6 +20,7 @@ import httpx
 
 from tests.end_to_end import processes
 from tests.end_to_end.clips import FilePart, form
+from video_client.pair import free_ports
 
 START_S = 240.0
 """Loading torch in two processes on a busy machine of two cores."""
@@ -311,10 +312,8 @@ def listed(client: httpx.Client) -> dict[str, dict[str, object]]:
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port of the loopback address that nobody listens on, and that no connection gets meanwhile."""
+    return free_ports(1)[0]
 
 
 def _deploy_file(base: str, service: Mapping[str, object]) -> str:

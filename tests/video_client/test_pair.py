@@ -1,3 +1,4 @@
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,11 @@ def test_every_choice_reaches_the_command_lines(tmp_path: Path) -> None:
     assert "--lora-path" not in encoder
 
 
-def test_free_ports_differ() -> None:
-    assert len(set(free_ports(20))) == 20
+def test_free_ports_differ_and_no_connection_gets_one() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    with socket.create_server(("127.0.0.1", 0)) as given:
+        assert max(ports) < given.getsockname()[1]
 
 
 def test_a_service_that_ends_at_start_is_named_and_its_log_shown(tmp_path: Path) -> None:

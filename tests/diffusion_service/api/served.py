@@ -170,6 +170,13 @@ def _build(folder: Path, limits: ServerLimits, around: Around) -> Served:
     return served
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Until `condition()` is true."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 def part(path: Path, name: str = "input_references", file_name: str = "a.png") -> FilePart:
     """A file of a form; its name says nothing, as it must."""
     return (name, (file_name, path.read_bytes(), "application/octet-stream"))

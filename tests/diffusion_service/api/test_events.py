@@ -13,7 +13,7 @@ import pytest
 
 from diffusion_service.api import sse, streams
 from diffusion_service.jobs.job import Job
-from tests.diffusion_service.api.served import Served, live
+from tests.diffusion_service.api.served import Served, live, until
 from tests.diffusion_service.jobs.made import completed, new_job
 
 Body = Callable[[Served, httpx.AsyncClient], Awaitable[None]]
@@ -268,12 +268,6 @@ def test_other_work_goes_on_between_the_readers_of_one_change(tmp_path: Path) ->
         await asyncio.gather(*listeners)
 
     with_job(tmp_path, body)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def watched(served: Served) -> int:

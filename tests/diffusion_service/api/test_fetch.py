@@ -105,6 +105,7 @@ def test_one_url_that_is_refused_spares_the_other_hosts(tmp_path: Path) -> None:
 def test_all_are_fetched_at_once_and_one_failure_ends_the_others(tmp_path: Path) -> None:
     async def body(served: Served, server: Listening, base: str) -> None:
         server.answers["/none"] = b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"
+        server.first_come = 4
         urls = [{"image_url": f"{base}/silent"}] * 3 + [{"image_url": f"{base}/none"}]
         begun = time.monotonic()
         answer = await served.client.post("/v1/videos", json={**GOOD, "image_reference": urls})

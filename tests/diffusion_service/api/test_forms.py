@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import random
+import threading
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ from starlette.types import Message
 
 from diffusion_service.api.forms import Form, read_form, read_json
 from diffusion_service.api.limits import BodyCaps
-from diffusion_service.api.uploads import UploadedFile
+from diffusion_service.api.uploads import FileSink, UploadedFile
 from diffusion_service.jobs.artifacts import UploadFolder
 from shared_schema.errors import H3Error, InvalidRequest, TooLarge, UnsupportedType
 
@@ -219,8 +220,14 @@ def test_a_sender_that_leaves_is_noticed(tmp_path: Path, share: float) -> None: 
         read(tmp_path, MULTIPART, [body[: int(len(body) * share)]], leaves=True)
 
 
-def test_the_event_loop_turns_while_files_are_written(tmp_path: Path) -> None:
-    ticks = 0
+def test_the_event_loop_turns_while_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, turned = threading.Event(), threading.Event()
+    write = FileSink.write
+
+    def write_once_the_loop_has_turned(sink: FileSink, data: bytes) -> None:
+        writing.set()
+        assert turned.wait(60), "the event loop stood still"
+        write(sink, data)
 
     async def both() -> None:
         pieces = iter([part("input_reference", bytes(MIB - 1), "a"), END])
@@ -228,19 +235,18 @@ def test_the_event_loop_turns_while_files_are_written(tmp_path: Path) -> None:
         async def receive() -> Message:
             return {"type": "http.request", "body": next(pieces, b""), "more_body": bool(pieces.__length_hint__())}
 
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0)
-                ticks += 1
+        async def turn() -> None:
+            while not writing.is_set():
+                await asyncio.sleep(0.001)
+            turned.set()
 
-        ticking = asyncio.create_task(tick())
+        turning = asyncio.create_task(turn())
         scope = {"type": "http", "method": "POST", "headers": [(b"content-type", MULTIPART.encode())]}
         await read_form(Request(scope, receive), UploadFolder(tmp_path), CAPS, MIB, lambda more: None)
-        ticking.cancel()
+        await turning
 
+    monkeypatch.setattr(FileSink, "write", write_once_the_loop_has_turned)
     asyncio.run(both())
-    assert ticks > 10
 
 
 def test_json_says_which_name_is_double() -> None:

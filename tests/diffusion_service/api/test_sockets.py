@@ -2,13 +2,17 @@
 
 import asyncio
 import resource
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from tests.diffusion_service.api.served import Served, live, serve
+from diffusion_service.api.fields import Fields
+from diffusion_service.api.limits import ServerLimits
+from diffusion_service.api.references import Media, inspect
+from tests.diffusion_service.api.served import Served, live, serve, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
 
@@ -98,30 +102,31 @@ def request_head(length: str) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-def sizes(folder: Path) -> set[int]:
-    """Of the files that are kept or being taken in."""
-    return {path.stat().st_size for path in folder.rglob("000")}
-
-
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99, 1.0])
-def test_a_client_that_leaves_leaves_a_whole_job_or_none(tmp_path: Path, cases: Path, share: float) -> None:  # case 6
+def test_a_client_that_leaves_leaves_a_whole_job_or_none(  # case 6
+    tmp_path: Path, cases: Path, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_whole = threading.Event()
+
+    def inspect_and_say(fields: Fields, limits: ServerLimits) -> Media:
+        read_whole.set()
+        return inspect(fields, limits)
+
     async def body(served: Served, port: int) -> None:
         head, parts = form(cases, "vid_15s.mp4")
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head + parts[: int(len(parts) * share)])
         await writer.drain()
-        while share == 1.0 and (cases / "vid_15s.mp4").stat().st_size not in sizes(served.folder):
-            await asyncio.sleep(0.01)  # what is still on its way would go with the connection
+        # What is still on its way would go with the connection.
+        await until(lambda: share < 1 or read_whole.is_set())
         await asyncio.sleep(0.05)
         writer.transport.abort()
-        for _ in range(300):
-            await asyncio.sleep(0.01)
-            if not list((served.folder / "uploads").iterdir()) and (share < 1 or served.runner.wakes):
-                break
+        await until(lambda: not list((served.folder / "uploads").iterdir()) and (share < 1 or served.runner.wakes))
         ids = await served.store.ids()
         assert len(ids) == (1 if share == 1.0 else 0)
         assert served.files() == [f"inputs/{job_id}/000" for job_id in ids]
 
+    monkeypatch.setattr("diffusion_service.api.intake.inspect", inspect_and_say)
     live(tmp_path, body)
 
 
@@ -161,15 +166,11 @@ def test_a_client_that_leaves_sync_cancels_its_job(tmp_path: Path, cases: Path) 
         head, parts = form(cases, "ref1.png")
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head.replace(b"/v1/videos ", b"/v1/videos/sync ") + parts)
-        while not served.runner.wakes:
-            await asyncio.sleep(0.01)
+        await until(lambda: served.runner.wakes)
         await asyncio.sleep(0.05)
         assert served.runner.cancelled == []
         writer.transport.abort()
-        for _ in range(300):
-            await asyncio.sleep(0.01)
-            if served.runner.cancelled:
-                break
+        await until(lambda: served.runner.cancelled)
         (job_id,) = await served.store.ids()
         assert served.runner.cancelled == [job_id]
 

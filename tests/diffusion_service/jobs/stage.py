@@ -28,6 +28,8 @@ EXECUTION = Execution(
     device="cpu", torch="0", tp=1, ulysses=1, precision="fp32", attention="native", load_format="safetensors"
 )
 
+LATEST_S = 60.0
+"""Longer means that something waits for ever."""
 
 Scenario = Callable[["Stage"], Awaitable[None]]
 
@@ -194,7 +196,7 @@ class Stage:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Until `condition()`, or what it awaits, is true."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LATEST_S):
             while True:
                 met = condition()
                 if asyncio.iscoroutine(met):
@@ -205,7 +207,7 @@ class Stage:
 
     async def final(self, job_id: str) -> Job:
         """The job once it is final and nothing works on it."""
-        job = await self.runner.wait(job_id, 5)
+        job = await self.runner.wait(job_id, LATEST_S)
         assert job is not None
         assert job.finished
         # Waiters are woken by the store; what is left of the inputs goes a moment later.

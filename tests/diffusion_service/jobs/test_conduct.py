@@ -22,7 +22,7 @@ def publishing_held(stage: Stage) -> Iterator[tuple[threading.Event, threading.E
 
     def held(job_id: str, count: int = 1) -> None:
         come.set()
-        assert go.wait(5)
+        assert go.wait(60)
         publish(job_id, count)
 
     stage.artifacts.publish = held  # type: ignore[method-assign]

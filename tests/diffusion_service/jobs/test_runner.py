@@ -17,7 +17,7 @@ from shared_schema.errors import (
     RankFailed,
     SlabFull,
 )
-from tests.diffusion_service.jobs.stage import RULES, Stage, play
+from tests.diffusion_service.jobs.stage import LATEST_S, RULES, Stage, play
 
 
 def test_a_job_completes_with_its_file_digest_and_stage_times(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_waiting_for_a_job_ends_with_the_job_or_with_the_time(tmp_path: Path) ->
         job = await stage.add()
         assert await stage.runner.wait(job, 0.05) is None
         stage.open()
-        done = await stage.runner.wait(job, 5)
+        done = await stage.runner.wait(job, LATEST_S)
         assert done is not None
         assert done.status == "completed"
 
@@ -236,7 +236,7 @@ def test_draining_finishes_the_running_job_and_admits_none(tmp_path: Path) -> No
         stage.handover.gate.set()
         first, second, third = [await stage.add() for _ in range(3)]
         await stage.until(lambda: first in stage.engine.at_work)
-        draining = asyncio.create_task(stage.runner.drain(5))
+        draining = asyncio.create_task(stage.runner.drain(LATEST_S))
         await asyncio.sleep(0.01)
         stage.engine.gate.set()
         await draining
@@ -380,9 +380,10 @@ def test_how_long_jobs_take_is_known_after_the_first_one_and_after_a_restart(tmp
     async def scenario(stage: Stage) -> None:
         job = await stage.add()
         assert stage.runner.eta(await stage.job(job), 1) is None
-        stage.open()
+        stage.handover.gate.set()
         await stage.until(lambda: _has_status(stage, job, "in_progress"))
         stage.now += 10
+        stage.engine.gate.set()
         done = await stage.final(job)
         assert stage.runner.eta(done) is None
         waiting = (await stage.job(job)).model_copy(update={"status": "queued"})

@@ -61,14 +61,13 @@ def test_cancelling_the_caller_stops_every_rank_at_its_next_step(two: LivingGrou
     async def body(group: ProcessGroup) -> None:
         heard: list[object] = []
         work = asyncio.create_task(group.run(Steps(1000, 0.02), on_event=heard.append))
-        while len(heard) < 3:
-            await asyncio.sleep(0.01)
+        await heard_more(heard)
         work.cancel()
         start = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await work
-        assert time.monotonic() - start < 1.0
-        assert len(heard) < 20
+        assert time.monotonic() - start < 5.0
+        assert len(heard) < 250
         assert await group.run(Steps(1, 0.0)) == 1
 
     two.do(body)
@@ -76,11 +75,15 @@ def test_cancelling_the_caller_stops_every_rank_at_its_next_step(two: LivingGrou
 
 def test_side_work_does_not_wait_for_a_long_command(two: LivingGroup) -> None:
     async def body(group: ProcessGroup) -> None:
-        work = asyncio.create_task(group.run(Steps(50, 0.02)))
-        await asyncio.sleep(0.05)
+        heard: list[object] = []
+        work = asyncio.create_task(group.run(Steps(1000, 0.02), on_event=heard.append))
+        await heard_more(heard)
         await group.run(Say(), lane="side")
         assert not work.done()
-        await work
+        await heard_more(heard)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
 
     two.do(body)
 
@@ -95,6 +98,7 @@ def test_an_error_of_ours_keeps_its_type_and_the_group_goes_on(two: LivingGroup)
     two.do(body)
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_told_and_a_single_rank_goes_on(one: LivingGroup) -> None:
     # case 4
     async def body(group: ProcessGroup) -> None:
@@ -137,7 +141,7 @@ def test_a_stopped_rank_is_found_within_its_limit(two: LivingGroup, busy: bool) 
         os.kill(group.health()[1].pid, signal.SIGSTOP)
         start = time.monotonic()
         await ended(group)
-        assert time.monotonic() - start < QUICK.dead_s + 1.5
+        assert time.monotonic() - start < QUICK.dead_s + 5
         if work is not None:
             with pytest.raises(RankDied, match="gave no sign"):
                 await work
@@ -153,6 +157,7 @@ def test_a_rank_that_works_without_passing_a_step_is_stuck(two: LivingGroup) -> 
     two.do(body, restarts=1)
 
 
+@pytest.mark.slow
 def test_answers_of_the_side_thread_do_not_hide_a_stuck_main_thread(two: LivingGroup) -> None:
     # case 41: a heartbeat that does not depend on the work
     async def body(group: ProcessGroup) -> None:
@@ -167,6 +172,7 @@ def test_answers_of_the_side_thread_do_not_hide_a_stuck_main_thread(two: LivingG
     two.do(body, restarts=1)
 
 
+@pytest.mark.slow
 def test_a_killed_forker_takes_its_ranks_along_and_is_replaced(two: LivingGroup) -> None:
     async def body(group: ProcessGroup) -> None:
         rank = 0 if two.backend == "mp" else 1
@@ -179,6 +185,7 @@ def test_a_killed_forker_takes_its_ranks_along_and_is_replaced(two: LivingGroup)
     two.do(body, restarts=1)
 
 
+@pytest.mark.slow
 def test_a_forker_that_is_stopped_does_not_keep_its_ranks(one: LivingGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared_runtime.ranks.group._GONE_S", 0.5)
 
@@ -197,10 +204,15 @@ def test_a_forker_that_is_stopped_does_not_keep_its_ranks(one: LivingGroup, monk
     ("entry", "settings", "message"),
     [
         (PUPPETS, Puppet(unfit="tensor x is missing"), r"\Atensor x is missing\Z"),
-        (PUPPETS, Puppet(bug=True), r"\Arank-tp[01] could not start: no room for the weights\Z"),
+        pytest.param(
+            *(PUPPETS, Puppet(bug=True), r"\Arank-tp[01] could not start: no room for the weights\Z"),
+            marks=pytest.mark.slow,
+        ),
         (BARE, Bare(dies=True), r"\Arank rank-tp[01] .*(left with code -9|closed its pipe)\Z"),
         ("no_such_module:main", None, r"\Ano place for the ranks: the process that makes ranks is gone\Z"),
-        (BARE, Bare("nothing"), r"\Aranks were not ready within service\.load_s, 2 s\Z"),
+        pytest.param(
+            *(BARE, Bare("nothing"), r"\Aranks were not ready within service\.load_s, 2 s\Z"), marks=pytest.mark.slow
+        ),
     ],
     ids=["files", "memory", "death", "imports", "time"],
 )
@@ -239,6 +251,13 @@ def test_a_later_start_that_fails_is_tried_again(tmp_path: Path) -> None:
 
 def test_ranks_die_with_a_killed_parent_even_when_stopped() -> None:
     kill_the_parent_of_a_group("mp")
+
+
+async def heard_more(heard: list[object]) -> None:
+    """Until one more event of a command has come."""
+    before = len(heard)
+    while len(heard) == before:
+        await asyncio.sleep(0.01)
 
 
 async def ended(group: ProcessGroup) -> None:

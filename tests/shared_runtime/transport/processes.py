@@ -161,7 +161,7 @@ def pattern(landing: ShmLanding | NixlLanding) -> bytes:
 
 def wait_until_stopped(pid: int) -> None:
     """Return once the kernel has stopped the process."""
-    for _ in range(1000):
+    for _ in range(12_000):
         if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T":
             return
         time.sleep(0.005)
