@@ -8,6 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = (
+    ("communication", ("nccl",)),
     ("attention", ("flash", "fmha", "sdpa", "cudnn_generated")),
     ("products", ("gemm", "nvjet", "cutlass", "cublas", "splitk", "xmma")),
     ("compiled", ("triton",)),

@@ -73,7 +73,7 @@ class DiffusionRank:
         transformers: dict[Partition, Any] = {name: components[name] for name in PARTITION_TASKS if name in components}
         dtype = next(next(iter(transformers.values())).transformer_blocks.parameters()).dtype
         attention = choose(settings.stage.diffusion_attention_backend, device, dtype)
-        dits = {name: _fit(each, settings.stage, attention, comm, beater) for name, each in transformers.items()}
+        dits = {name: fit(each, settings.stage, attention, comm, beater) for name, each in transformers.items()}
         sharding = Sharding(DIT_PLAN, comm)
         self._wardrobes = {name: Wardrobe(settings.checkpoint, name, dit, sharding, comm) for name, dit in dits.items()}
         precision = settings.stage.decode_precision
@@ -85,7 +85,7 @@ class DiffusionRank:
             chunks = None if vae is None else Chunks(vae, pipeline.pixel_mean, pipeline.pixel_std, precision)
             if chunks is not None and compiled:
                 compile_blocks(chunks.vae.decoder.transformer_blocks)
-                _warm_up("the video decoder", chunks.warm_up, beater)
+                warm_up("the video decoder", chunks.warm_up, beater)
             return video_decoder(chunks, comm, patch)
 
         self._generator = Generator(
@@ -199,7 +199,7 @@ def _deltas(adapter: Adapter | None, partition: Partition, device: torch.device)
         raise DeployError(error.message) from error
 
 
-def _fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, comm: RankComm, beater: Beater) -> Dit:
+def fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, comm: RankComm, beater: Beater) -> Dit:
     """This rank's share of a partition, made to work with the others' and, on GPUs, as fast as it can."""
     attend, split = attend_with(attention), None
     use_local_heads(transformer, comm)
@@ -215,11 +215,12 @@ def _fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, c
         join_qkv(transformer, attend, norm_and_rotate_in_one_pass())
     if on_gpu and not stage.enforce_eager:
         compile_blocks(transformer.transformer_blocks)
-        _warm_up("the transformer's blocks", lambda: dit.warm_up(LONGEST_ROWS), beater)
+        warm_up("the transformer's blocks", lambda: dit.warm_up(LONGEST_ROWS), beater)
     return dit
 
 
-def _warm_up(what: str, compile_: Callable[[], None], beater: Beater) -> None:
+def warm_up(what: str, compile_: Callable[[], None], beater: Beater) -> None:
+    """Compile something now, and say how long it took."""
     begun = time.perf_counter()
     compile_()
     beater.beat()

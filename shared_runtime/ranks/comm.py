@@ -72,7 +72,7 @@ class RankComm:
         return self._groups[axis]
 
     def connect(self, host: str, store: Store) -> None:
-        """Join the group; returns once every rank has."""
+        """Join the group; returns once every rank has, and every sub-group has spoken on its device."""
         interface = interface_towards(host)
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -81,6 +81,17 @@ class RankComm:
         )
         self._world = dist.group.WORLD
         self._make_axes(tuple(range(self.world_size)))
+        for group in (self._world, *self._groups.values()):
+            if group is not None:
+                self._greet(group)
+
+    def _greet(self, group: dist.ProcessGroup) -> None:
+        """A sum and an exchange: NCCL connects at the first of each kind, and no request is to wait for that."""
+        received = torch.zeros(group.size(), device=self.device)
+        dist.all_to_all_single(received, torch.ones_like(received), group=group)
+        dist.all_reduce(received, group=group)
+        if received.sum().item() != group.size() ** 2:
+            raise RuntimeError(f"ranks of {group.size()} do not hear each other: {received.tolist()}")
 
     def split(self, mesh: Mesh, members: tuple[int, ...] | None = None) -> "RankComm | None":
         """A comm of some ranks of a whole group, numbered anew; None on the others. A collective of all ranks.

@@ -131,8 +131,8 @@ class Worker:
     def run(self, build: BuildService, settings: object) -> None:
         """Load, say so, then work until told to leave."""
         threading.Thread(target=self._read, name="orders", daemon=True).start()
-        self._connect()
         try:
+            self._connect()
             service = build(self._comm, settings, self._beater)
         except DeployError as error:
             self._pipe.send(Unfit(error.message, lasting=True))
