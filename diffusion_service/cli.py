@@ -27,6 +27,7 @@ from shared_runtime.command_line import (
 )
 from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
 from shared_runtime.transport.nixl_process import keep_on_loopback, probe_nixl
+from shared_schema.deploy.combinations import check_combination, table
 from shared_schema.deploy.load import resolved_text
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.served import check_lora, check_served
@@ -51,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run_keys(PROGRAM, given[1:], os.environ)
             return 0
         command = read_command(PROGRAM, FLAGS, given, os.environ)
+        if command.combinations:
+            sys.stdout.write(table() + "\n")
+            return 0
         deployment = deployment_of(command, 1)
         if command.action == "show-config":
             sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")
@@ -110,6 +114,7 @@ def check_startable(settings: DiffusionSettings, environment: MutableMapping[str
     if not stage.on_cpu and settings.deployment.distributed_executor_backend == "mp":  # Ray deals out its own
         gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
     check_lora(settings.deployment, settings.lora_path)
+    check_combination(settings.deployment, settings.lora_path)
     check_served(settings.deployment)
     partitions_for(settings.task_type, both_fit=True, contract=startup_contract(settings.lora_path))
     if settings.deployment.service.keys_file is not None:

@@ -19,6 +19,7 @@ from shared_runtime.command_line import (
 )
 from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
 from shared_runtime.transport.nixl_process import keep_on_loopback, probe_nixl
+from shared_schema.deploy.combinations import table
 from shared_schema.deploy.load import resolved_text
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.served import check_served
@@ -36,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Start the service and return its exit code: 2, after one line on stderr, for wrong settings."""
     try:
         command = read_command(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, os.environ)
+        if command.combinations:
+            sys.stdout.write(table() + "\n")
+            return 0
         deployment = deployment_of(command, 0)
         if command.action == "show-config":
             sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")

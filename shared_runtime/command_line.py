@@ -88,6 +88,7 @@ class Command:
 
     action: Action
     as_json: bool
+    combinations: bool
     values: Mapping[str, tuple[Given, ...]]
     """By flag name, defaults included; empty when nothing says."""
 
@@ -156,8 +157,10 @@ def read_command(
     action = _action(parsed["action"])
     if parsed["json"] and action != "show-config":
         raise DeployError("--json goes with show-config")
+    if parsed["combinations"] and action != "show-config":
+        raise DeployError("--combinations goes with show-config")
     values = {flag.name: _given(flag, parsed[flag.name], environment.get(flag.variable, "")) for flag in flags}
-    return Command(action, parsed["json"], values)
+    return Command(action, parsed["json"], parsed["combinations"], values)
 
 
 def _action(words: Sequence[str]) -> Action:
@@ -175,6 +178,7 @@ def build_parser(program: str, flags: Sequence[Flag]) -> argparse.ArgumentParser
     parser = _Parser(prog=program, allow_abbrev=False, description="Every flag is also an environment variable.")
     parser.add_argument("action", nargs="*", help=ACTIONS, metavar="COMMAND")
     parser.add_argument("--json", action="store_true", help="with show-config: print JSON instead of YAML")
+    parser.add_argument("--combinations", action="store_true", help="with show-config: print what goes together")
     for flag in flags:
         note = "" if flag.default is None else f", default {flag.default}"
         text = f"{flag.help} ({flag.variable}{note})".replace("%", "%%")

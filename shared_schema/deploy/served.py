@@ -39,9 +39,6 @@ def _lora_refusals(deployment: Deployment, lora_path: str | None) -> Iterator[st
     if lora_path is not None and by_request:
         yield "service.lora_roots does not go with --lora-path, whose adapter every request gets: leave one out"
     given = "--lora-path" if lora_path is not None else "service.lora_roots"
-    module_offload = stage.diffusion_offload_config is not None and stage.diffusion_offload_config.mode == "module"
-    if stage.enable_cpu_offload or stage.enable_layerwise_offload or module_offload:
-        yield f"{given} does not go with enable_cpu_offload, enable_layerwise_offload or offload by modules"
     if stage.dummy:
         yield f"{given} does not go with load_format: dummy: an adapter means nothing to made-up weights"
 
@@ -57,15 +54,6 @@ def _refusals(deployment: Deployment) -> Iterator[str]:
         if stage.vae_encode_precision not in (None, "fp32"):
             precision = stage.vae_encode_precision
             yield f"stages[{stage.stage_id}].vae_encode_precision: {precision} is not served yet: use fp32"
-    if diffusion.diffusion_quantization_config is not None:
-        yield "stages[1].diffusion_quantization_config is not served yet: leave it out"
-    offloads = (diffusion.enable_cpu_offload, diffusion.enable_layerwise_offload)
-    if (
-        any(offloads)
-        or diffusion.enable_distributed_layerwise_offload
-        or diffusion.diffusion_offload_config is not None
-    ):
-        yield "offload of stage 1 is not served yet: leave its keys out"
     backend = diffusion.diffusion_attention_backend
     if diffusion.on_cpu and backend not in (None, "TORCH_SDPA"):
         yield f"stages[1].diffusion_attention_backend: {backend} needs a GPU: use TORCH_SDPA or leave it out"
