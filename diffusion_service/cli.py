@@ -29,7 +29,7 @@ from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
 from shared_runtime.transport.nixl_process import keep_on_loopback, probe_nixl
 from shared_schema.deploy.combinations import check_combination, table
 from shared_schema.deploy.load import resolved_text
-from shared_schema.deploy.model import Deployment
+from shared_schema.deploy.model import Deployment, Quantization, TransformerQuantization
 from shared_schema.deploy.served import check_lora, check_served
 from shared_schema.deploy.settings import DiffusionSettings, TaskType, partitions_for
 from shared_schema.errors import DeployError
@@ -40,6 +40,7 @@ FLAGS = (
     Flag("encoder-url", "URL of an encoder service; may be repeated", default="http://127.0.0.1:8001", kind="repeated"),
     Flag("state-dir", "folder for jobs, uploads and clips", default="state"),
     Flag("task-type", "|".join(get_args(TaskType)), default="auto"),
+    Flag("quantization", "fp8: of the transformer alone, as diffusion_quantization_config says it at more length"),
     Flag("lora-path", "a Turbo adapter, or a folder that holds exactly one"),
 )
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command.combinations:
             sys.stdout.write(table() + "\n")
             return 0
-        deployment = deployment_of(command, 1)
+        deployment = own_deployment(command)
         if command.action == "show-config":
             sys.stdout.write(resolved_text(deployment, as_json=command.as_json) + "\n")
             return 0
@@ -64,6 +65,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{PROGRAM}: {' '.join(str(error).split())}\n")
         return 2
     return 0
+
+
+def own_deployment(command: Command) -> Deployment:
+    """The deployment that the command line names, `--quantization` included.
+
+    Raises:
+        DeployError: no deploy file is named, or it or a flag is wrong.
+    """
+    deployment, given = deployment_of(command, 1), command.one("quantization")
+    if given is None:
+        return deployment
+    if given.text != "fp8":
+        raise given.wrong("is fp8, or left out")
+    encoder, diffusion = deployment.stages
+    if diffusion.diffusion_quantization_config is not None:  # it may name layers to ignore
+        return deployment
+    fp8 = Quantization(transformer=TransformerQuantization(method="fp8"))
+    stages = encoder, diffusion.model_copy(update={"diffusion_quantization_config": fp8})
+    return deployment.model_copy(update={"stages": stages})
 
 
 def _act(command: Command, deployment: Deployment) -> None:

@@ -30,6 +30,7 @@ from diffusion_service.model.attention import (
 from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Dit
 from diffusion_service.model.lora import LoraDeltas
+from diffusion_service.model.quantize import Quantizer, check_device
 from diffusion_service.model.wardrobe import Wardrobe
 from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
 from diffusion_service.parallel.ulysses import SequenceShard, attend_by_heads
@@ -171,6 +172,8 @@ class DiffusionRank:
 def _load(settings: DiffusionRankSettings, comm: RankComm, beater: Beater) -> dict[str, Any]:
     """Only what this rank needs: no tokenizer, no processor, no encoder half, no partition nobody asks for."""
     path, device, dummy = settings.checkpoint, comm.device, settings.stage.dummy
+    if settings.stage.diffusion_quantization_config is not None:
+        check_device(device)
     sharding = Sharding(DIT_PLAN, comm)
     components: dict[str, Any] = {
         "scheduler": load_scheduler(path, "scheduler"),
@@ -184,9 +187,29 @@ def _load(settings: DiffusionRankSettings, comm: RankComm, beater: Beater) -> di
     for partition, tasks in PARTITION_TASKS.items():
         if settings.tasks & tasks:
             deltas = _deltas(settings.adapter, partition, device)
-            components[partition] = load_transformer(path, partition, device, sharding, dummy=dummy, deltas=deltas)
+            components[partition] = _load_transformer(settings.stage, path, partition, device, sharding, deltas)
             beater.beat()
     return components
+
+
+def _load_transformer(
+    stage: DiffusionStage,
+    path: Path,
+    partition: Partition,
+    device: torch.device,
+    sharding: Sharding,
+    deltas: LoraDeltas | None,
+) -> Any:
+    """One partition, its linears quantized where the stage says so."""
+    quantization = stage.diffusion_quantization_config
+    if quantization is None:
+        return load_transformer(path, partition, device, sharding, dummy=stage.dummy, deltas=deltas)
+    quantizer = Quantizer(quantization.transformer.ignored_layers)
+    transformer = load_transformer(
+        path, partition, device, sharding, dummy=stage.dummy, deltas=deltas, place=quantizer.place
+    )
+    quantizer.fit(transformer)
+    return transformer
 
 
 def _deltas(adapter: Adapter | None, partition: Partition, device: torch.device) -> LoraDeltas | None:
@@ -230,12 +253,13 @@ def warm_up(what: str, compile_: Callable[[], None], beater: Beater) -> None:
 def _execution(
     stage: DiffusionStage, device: torch.device, precision: Precision, dtype: torch.dtype, attention: AttentionBackend
 ) -> Execution:
+    products = "" if stage.diffusion_quantization_config is None else " with fp8 products"
     return Execution(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch=str(torch.__version__),
         tp=stage.parallel_config.tensor_parallel_size,
         ulysses=stage.parallel_config.ulysses_degree,
-        precision=f"dit {str(dtype).removeprefix('torch.')}, vae decode {precision}",
+        precision=f"dit {str(dtype).removeprefix('torch.')}{products}, vae decode {precision}",
         attention=attention,
         load_format=stage.load_format,
     )

@@ -6,7 +6,7 @@ With `dummy` no file of weights is opened: values are made up, in the dtypes of 
 """
 
 import warnings
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -50,6 +50,10 @@ class TensorReader(Protocol):
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """That part of the tensor, on the reader's device."""
+
+
+Place = Callable[[str, torch.Tensor], torch.Tensor]
+"""Called with the name and the value of every tensor as it is read; what it returns is kept, where it lies."""
 
 
 class Deltas(Protocol):
@@ -130,19 +134,21 @@ def load_transformer(
     *,
     dummy: bool = False,
     deltas: Deltas | None = None,
+    place: Place | None = None,
 ) -> Any:
     """One partition of the DiT, every tensor in its stored dtype (released: BF16 with FP32 parts).
 
     With `sharding` a rank reads and holds only its part of what the plan cuts, and adds only that part of `deltas`.
+    With `place` it keeps what that makes of it.
 
     Raises:
         DeployError: a file or tensor is missing, unexpected or mis-shaped.
     """
     model = _build(MiniMaxH3Transformer3DModel, path, partition)
     if dummy:
-        return _make_up(model, device, torch.bfloat16, sharding)
+        return _make_up(model, device, torch.bfloat16, sharding, place)
     known, dtypes = model.state_dict().keys(), frozenset({"BF16", "F32"})
-    return _fill(model, known, path, partition, device, dtypes, sharding, deltas)
+    return _fill(model, known, path, partition, device, dtypes, sharding, deltas, place)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -227,6 +233,7 @@ def _fill(
     dtypes: frozenset[str],
     sharding: Sharding | None = None,
     deltas: Deltas | None = None,
+    place: Place | None = None,
 ) -> M:
     """Read the parameters of `model`, cut to what runs. `known`: the names that the whole model has."""
     _check_names(model, known, path, component)
@@ -240,9 +247,18 @@ def _fill(
             raise DeployError(f"tensor {name} in {stored.file} has shape {list(stored.shape)}, not {expected}")
         if stored.dtype not in dtypes:
             raise DeployError(f"tensor {name} in {stored.file} is {stored.dtype}, not {' or '.join(sorted(dtypes))}")
-        tensors[name] = read_weight(name, stored, reader, torch.device(device), sharding, deltas)
+        tensor = read_weight(name, stored, reader, torch.device(device), sharding, deltas)
+        tensors[name] = tensor if place is None else place(name, tensor)
+    return _keep(model, tensors, device)
+
+
+def _keep(model: M, tensors: dict[str, torch.Tensor], device: Device) -> M:
+    """Parameters as they are given; buffers, which are computed and not read, on the device."""
     model.load_state_dict(tensors, strict=True, assign=True)
-    return model.to(device).eval().requires_grad_(False)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+    return model.eval().requires_grad_(False)
 
 
 def read_weight(
@@ -263,7 +279,7 @@ def read_weight(
     return tensor if delta is None else tensor.copy_(tensor.float() + part(delta))
 
 
-def _make_up(model: M, device: Device, dtype: torch.dtype, sharding: Sharding | None) -> M:
+def _make_up(model: M, device: Device, dtype: torch.dtype, sharding: Sharding | None, place: Place | None = None) -> M:
     """Fill the parameters of `model`, cut to what runs, with made-up values of `dtype`, or FP32 where it keeps that."""
     wanted = model.state_dict()
     if sharding is not None:
@@ -273,9 +289,9 @@ def _make_up(model: M, device: Device, dtype: torch.dtype, sharding: Sharding | 
     for name, tensor in wanted.items():
         kept = torch.float32 if any(part in name for part in exact) else dtype
         reader = DummyTensor(name, tuple(tensor.shape), kept, torch.device(device))
-        tensors[name] = reader[...] if sharding is None else sharding.read(name, reader.shape, reader)
-    model.load_state_dict(tensors, strict=True, assign=True)
-    return model.to(device).eval().requires_grad_(False)
+        tensor = reader[...] if sharding is None else sharding.read(name, reader.shape, reader)
+        tensors[name] = tensor if place is None else place(name, tensor)
+    return _keep(model, tensors, device)
 
 
 def _off_file(mapped: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from diffusion_service.model.quantize import Fp8Linear, joined
 from shared_schema.deploy.model import AttentionBackend
 from shared_schema.errors import DeployError
 
@@ -179,8 +180,16 @@ def join_qkv(transformer: Any, attend: Attend, norm_and_rotate: NormAndRotate) -
         del attention.to_q, attention.to_k, attention.to_v
 
 
-def _joined(*linears: nn.Linear) -> nn.Linear:
-    """One linear whose output is theirs, one after another; they have no bias."""
+def _joined(*linears: nn.Linear | Fp8Linear) -> nn.Linear | Fp8Linear:
+    """One linear whose output is theirs, one after another; they have no bias, and are all FP8 or none is."""
+    quantized = tuple(each for each in linears if isinstance(each, Fp8Linear))
+    if quantized:
+        assert len(quantized) == len(linears)
+        return joined(quantized)
+    return _joined_plain(*(each for each in linears if isinstance(each, nn.Linear)))
+
+
+def _joined_plain(*linears: nn.Linear) -> nn.Linear:
     assert all(each.bias is None for each in linears)
     weight = torch.cat([each.weight for each in linears])
     joined = nn.Linear(linears[0].in_features, len(weight), bias=False, device="meta")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared_schema.deploy.model import Deployment, DiffusionStage
+from shared_schema.deploy.offload import offload_of
 from shared_schema.errors import DeployError
 
 Axis = Literal["quantization", "offload", "lora", "compile", "plan", "task"]
@@ -25,7 +26,7 @@ class Choice:
     """Read, and refused, because this version cannot do it."""
 
 
-FP8 = Choice("quantization", "FP8", "fp8 quantization", unbuilt=True)
+FP8 = Choice("quantization", "FP8", "fp8 quantization")
 CPU_OFFLOAD = Choice("offload", "CPU offload", "enable_cpu_offload (mode: module)", unbuilt=True)
 LAYERWISE = Choice("offload", "layerwise offload", "enable_layerwise_offload (mode: layer)", unbuilt=True)
 GATHERED = Choice("offload", "distributed, gathered", "enable_distributed_layerwise_offload", unbuilt=True)
@@ -82,15 +83,10 @@ def _quantization(stage: DiffusionStage) -> list[Choice]:
 
 
 def _offload(stage: DiffusionStage) -> list[Choice]:
-    compact = stage.diffusion_offload_config
-    if compact is not None:
-        gathered = compact.layer_options.dit.weight_transfer == "allgather"
-        tuned = gathered or compact.layer_options.dit.resident_layers > 0
-        kinds = {"module": CPU_OFFLOAD, "layer": GATHERED if gathered else RANK_LOCAL if tuned else LAYERWISE}
-        return [kinds[compact.mode]]
-    if stage.enable_distributed_layerwise_offload:
-        return [GATHERED if stage.dlo_use_allgather else RANK_LOCAL]
-    return [CPU_OFFLOAD] * stage.enable_cpu_offload + [LAYERWISE] * stage.enable_layerwise_offload
+    plan = offload_of(stage)
+    if plan.mode == "layer":
+        return [GATHERED if plan.gathered else RANK_LOCAL if plan.distributed else LAYERWISE]
+    return [CPU_OFFLOAD] if plan.mode == "module" else []
 
 
 def check_combination(deployment: Deployment, lora_path: str | None) -> None:

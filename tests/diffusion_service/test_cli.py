@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from diffusion_service.cli import FLAGS, PROGRAM, check_startable, diffusion_settings
+from diffusion_service.cli import FLAGS, PROGRAM, check_startable, diffusion_settings, own_deployment
 from diffusion_service.keys import Caller, KeyRing
 from diffusion_service.keys_command import run_keys
-from shared_runtime.command_line import deployment_of, read_command
+from shared_runtime.command_line import read_command
 from shared_schema.deploy.settings import DiffusionSettings
 from shared_schema.errors import DeployError
 from tests.adapters import ARTIFACT, REF_ARTIFACT
@@ -21,7 +21,7 @@ TP2_TO_TP4 = '{"1":{"tensor_parallel_size":4,"ulysses_degree":1}}'
 
 def settings(*arguments: str, variables: dict[str, str] | None = None) -> DiffusionSettings:
     command = read_command(PROGRAM, FLAGS, arguments, variables or {})
-    return diffusion_settings(command, deployment_of(command, 1))
+    return diffusion_settings(command, own_deployment(command))
 
 
 @pytest.mark.parametrize(
@@ -212,3 +212,25 @@ def test_the_adapter_may_stand_in_the_deploy_file(tmp_path: Path) -> None:
     assert settings(*arguments).lora_path == "/adapters/a.safetensors"
     assert settings(*arguments, variables={"H3_LORA_PATH": "b"}).lora_path == "b"
     assert settings(*arguments, "--lora-path", "c", variables={"H3_LORA_PATH": "b"}).lora_path == "c"
+
+
+def test_quantization_is_a_flag_and_a_key(tmp_path: Path) -> None:
+    ours = settings(*TINY, "--quantization", "fp8").deployment.diffusion.diffusion_quantization_config
+    overrides = """{"1": {"quantization_config": "{\\"transformer\\": {\\"method\\": \\"fp8\\"}}"}}"""
+    theirs = settings(*TINY, "--stage-overrides", overrides).deployment.diffusion.diffusion_quantization_config
+    assert ours == theirs is not None
+    kept = """{"1": {"quantization_config": {"transformer": {"method": "fp8", "ignored_layers": ["ff"]}}}}"""
+    both = settings(*TINY, "--stage-overrides", kept, "--quantization", "fp8").deployment.diffusion
+    assert both.diffusion_quantization_config is not None
+    assert both.diffusion_quantization_config.transformer.ignored_layers == ("ff",)
+    with pytest.raises(DeployError, match="--quantization: is fp8, or left out, not 'int8'"):
+        settings(*TINY, "--quantization", "int8")
+
+
+def test_fp8_is_refused_where_requests_choose_adapters(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"base_config: tiny\nservice: {{lora_roots: [{tmp_path}]}}\n")
+    arguments = ("--model", "tiny", "--deploy-config", str(file), "--port", "0")
+    check_startable(settings(*arguments), {})
+    with pytest.raises(DeployError, match=r"service\.lora_roots does not go with fp8 quantization: "):
+        check_startable(settings(*arguments, "--quantization", "fp8"), {})
