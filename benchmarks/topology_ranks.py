@@ -24,13 +24,14 @@ from benchmarks.decode import PIXEL_MEAN, PIXEL_STD
 from benchmarks.denoise import Case, Outputs
 from benchmarks.device import Device, relative_error, series
 from benchmarks.kernels import kernel_times
+from diffusion_service.fitting import Fitter, warm_up
 from diffusion_service.model.attention import choose
 from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Dit, Moment, Rows
+from diffusion_service.model.turns import Turns
 from diffusion_service.parallel.tensor import DIT_PLAN
 from diffusion_service.parallel.vae_tiles import video_decoder
 from diffusion_service.sampling.decode import Chunks
-from diffusion_service.worker import fit, warm_up
 from encoder_service.commands import Encode, EncoderRankSettings, Push, Pushed
 from encoder_service.worker import EncoderRank
 from shared_runtime.logs import set_up_logging
@@ -244,7 +245,9 @@ class BenchRank:
             dtype = next(transformer.transformer_blocks.parameters()).dtype
             attention = choose(None, comm.device, dtype)
             stage = self._settings.stage.model_copy(update={"enforce_eager": command.eager})
-            self._dits[key] = fit(transformer, stage, attention, comm, self._beater)
+            fitter = Fitter(stage, attention, comm, None, Turns())
+            self._dits[key] = fitter.fit("transformer", transformer)
+            fitter.compile("transformer", self._dits[key], self._beater)
         return self._dits[key]
 
     def _transformer(self, mesh: Mesh, comm: RankComm) -> Any:

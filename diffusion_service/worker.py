@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 
-from diffusion_service.adapters.adapter import Adapter
 from diffusion_service.commands import (
     DiffusionEvent,
     DiffusionFacts,
@@ -19,21 +17,12 @@ from diffusion_service.commands import (
     Generated,
     PayloadTaken,
 )
-from diffusion_service.model.adaln import Modulation
-from diffusion_service.model.attention import (
-    attend_with,
-    choose,
-    join_qkv,
-    norm_and_rotate_in_one_pass,
-    use_attention,
-)
+from diffusion_service.fitting import Fitter, held, load, warm_up
+from diffusion_service.model.attention import choose
 from diffusion_service.model.compile import compile_blocks
-from diffusion_service.model.dit import Dit
-from diffusion_service.model.lora import LoraDeltas
-from diffusion_service.model.quantize import Quantizer, check_device
+from diffusion_service.model.turns import Turns
 from diffusion_service.model.wardrobe import Wardrobe
-from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
-from diffusion_service.parallel.ulysses import SequenceShard, attend_by_heads
+from diffusion_service.parallel.tensor import DIT_PLAN
 from diffusion_service.parallel.vae_tiles import video_decoder
 from diffusion_service.sampling.decode import Chunks, VideoDecoder
 from diffusion_service.sampling.generate import Generator
@@ -50,66 +39,78 @@ from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_runtime.sharding import Sharding
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.shm import SlabReader
-from shared_runtime.weights import load_audio_vae, load_scheduler, load_transformer, load_video_vae, weight_bytes
 from shared_schema.deploy.model import AttentionBackend, DiffusionStage, Precision
 from shared_schema.deploy.settings import PARTITION_TASKS, Partition, partition_of
 from shared_schema.encoder_output import EncoderOutput
-from shared_schema.errors import AdapterError, DeployError, H3Error, TransportError
+from shared_schema.errors import H3Error, TransportError
 from shared_schema.layout import Layout
 from shared_schema.videos import Execution
 
 logger = logging.getLogger(__name__)
-
-LONGEST_ROWS = 110_000
-"""Of the packed sequence of 362 frames on the largest canvas."""
 
 
 class DiffusionRank:
     """The commands of the diffusion service, on one rank."""
 
     def __init__(self, comm: RankComm, settings: DiffusionRankSettings, beater: Beater) -> None:
-        device = comm.device
+        device, stage = comm.device, settings.stage
         self._comm = comm
-        components = _load(settings, comm, beater)
+        self._locker = locker_for(device)
+        components = load(settings, comm, beater)
         transformers: dict[Partition, Any] = {name: components[name] for name in PARTITION_TASKS if name in components}
         dtype = next(next(iter(transformers.values())).transformer_blocks.parameters()).dtype
-        attention = choose(settings.stage.diffusion_attention_backend, device, dtype)
-        dits = {name: fit(each, settings.stage, attention, comm, beater) for name, each in transformers.items()}
+        attention = choose(stage.diffusion_attention_backend, device, dtype)
+        turns = Turns()
+        fitter = Fitter(stage, attention, comm, self._locker, turns)
+        dits = {name: fitter.fit(name, each) for name, each in transformers.items()}
+        beater.beat()
         sharding = Sharding(DIT_PLAN, comm)
         self._wardrobes = {name: Wardrobe(settings.checkpoint, name, dit, sharding, comm) for name, dit in dits.items()}
-        precision = settings.stage.decode_precision
-        vae, patch = components.get("vae"), settings.stage.parallel_config.vae_patch_parallel_size
-
-        compiled = device.type == "cuda" and not settings.stage.enforce_eager
-
-        def decoder(pipeline: Pipeline) -> VideoDecoder:
-            chunks = None if vae is None else Chunks(vae, pipeline.pixel_mean, pipeline.pixel_std, precision)
-            if chunks is not None and compiled:
-                compile_blocks(chunks.vae.decoder.transformer_blocks)
-                warm_up("the video decoder", chunks.warm_up, beater)
-            return video_decoder(chunks, comm, patch)
-
+        decoder = self._decoder(stage, components, beater)
         self._generator = Generator(
-            settings.checkpoint, settings.tasks, components, dits, comm, decoder, settings.stage.x264
+            settings.checkpoint, settings.tasks, components, dits, comm, decoder, stage.x264, turns
         )
-        self._media = None
-        held = [weight_bytes(part) for part in components.values() if isinstance(part, torch.nn.Module)]
-        held += [dit.modulation.resident_bytes for dit in dits.values()]
-        if settings.stage.text_only:
-            mode: Mode = "patch" if patch > 1 else "leader"
-            encoder = MediaEncoder.load(settings.checkpoint, comm, mode, beater.beat, dummy=settings.stage.dummy)
-            self._media = MediaConditioner(settings.checkpoint, encoder, comm)
-            held.append(encoder.weight_bytes)
-        self._locker = locker_for(device)
+        fitter.park_decoders(components)
+        for name, dit in dits.items():
+            fitter.compile(name, dit, beater)
+        media = self._media_encoder(settings, beater)
+        self._media = None if media is None else MediaConditioner(settings.checkpoint, media, comm)
         self._slabs = SlabReader(settings.slab_folder, self._locker.lock if self._locker else None)
+        holdings = held(components, dits, turns)
         self._all_read = not comm.any(not self._can_read(settings.slab))
         self.facts = DiffusionFacts(
             device=str(device),
             torch=str(torch.__version__),
-            weight_bytes=sum(held),
-            load_format=settings.stage.load_format,
-            execution=_execution(settings.stage, device, precision, dtype, attention),
+            weight_bytes=holdings.resident + (0 if media is None else media.weight_bytes),
+            offloaded_bytes=holdings.offloaded,
+            load_format=stage.load_format,
+            execution=_execution(stage, device, stage.decode_precision, dtype, attention),
         )
+
+    def _decoder(
+        self, stage: DiffusionStage, components: dict[str, Any], beater: Beater
+    ) -> Callable[[Pipeline], VideoDecoder]:
+        """What makes the video decoder once a pipeline says what pixels mean."""
+        vae, patch = components.get("vae"), stage.parallel_config.vae_patch_parallel_size
+        compiled = self._comm.device.type == "cuda" and not stage.enforce_eager
+
+        def decoder(pipeline: Pipeline) -> VideoDecoder:
+            pixels = pipeline.pixel_mean, pipeline.pixel_std
+            chunks = None if vae is None else Chunks(vae, *pixels, stage.decode_precision)
+            if chunks is not None and compiled:
+                compile_blocks(chunks.vae.decoder.transformer_blocks)
+                warm_up("the video decoder", chunks.warm_up, beater)
+            return video_decoder(chunks, self._comm, patch)
+
+        return decoder
+
+    def _media_encoder(self, settings: DiffusionRankSettings, beater: Beater) -> MediaEncoder | None:
+        """The text-only split's."""
+        stage = settings.stage
+        if not stage.text_only:
+            return None
+        mode: Mode = "patch" if stage.parallel_config.vae_patch_parallel_size > 1 else "leader"
+        return MediaEncoder.load(settings.checkpoint, self._comm, mode, beater.beat, dummy=stage.dummy)
 
     def handle(self, command: object, task: TaskHandle) -> object:
         """Do one command; see `diffusion_service.commands`."""
@@ -167,87 +168,6 @@ class DiffusionRank:
         if self._comm.is_leader:
             check_values(payload)
         return unpack(payload, self._comm.device, self._locker), payload.layout
-
-
-def _load(settings: DiffusionRankSettings, comm: RankComm, beater: Beater) -> dict[str, Any]:
-    """Only what this rank needs: no tokenizer, no processor, no encoder half, no partition nobody asks for."""
-    path, device, dummy = settings.checkpoint, comm.device, settings.stage.dummy
-    if settings.stage.diffusion_quantization_config is not None:
-        check_device(device)
-    sharding = Sharding(DIT_PLAN, comm)
-    components: dict[str, Any] = {
-        "scheduler": load_scheduler(path, "scheduler"),
-        "audio_scheduler": load_scheduler(path, "audio_scheduler"),
-    }
-    if comm.is_leader:
-        components["audio_vae"] = load_audio_vae(path, "decoder", device, dummy=dummy)
-    if comm.is_leader or settings.stage.parallel_config.vae_patch_parallel_size > 1:
-        components["vae"] = load_video_vae(path, "decoder", device, dummy=dummy)
-    beater.beat()
-    for partition, tasks in PARTITION_TASKS.items():
-        if settings.tasks & tasks:
-            deltas = _deltas(settings.adapter, partition, device)
-            components[partition] = _load_transformer(settings.stage, path, partition, device, sharding, deltas)
-            beater.beat()
-    return components
-
-
-def _load_transformer(
-    stage: DiffusionStage,
-    path: Path,
-    partition: Partition,
-    device: torch.device,
-    sharding: Sharding,
-    deltas: LoraDeltas | None,
-) -> Any:
-    """One partition, its linears quantized where the stage says so."""
-    quantization = stage.diffusion_quantization_config
-    if quantization is None:
-        return load_transformer(path, partition, device, sharding, dummy=stage.dummy, deltas=deltas)
-    quantizer = Quantizer(quantization.transformer.ignored_layers)
-    transformer = load_transformer(
-        path, partition, device, sharding, dummy=stage.dummy, deltas=deltas, place=quantizer.place
-    )
-    quantizer.fit(transformer)
-    return transformer
-
-
-def _deltas(adapter: Adapter | None, partition: Partition, device: torch.device) -> LoraDeltas | None:
-    if adapter is None or adapter.partition != partition:
-        return None
-    logger.info("adapter %s: merging %d modules into %s", adapter.name, len(adapter.modules), partition)
-    try:
-        return LoraDeltas(adapter, device)
-    except AdapterError as error:
-        raise DeployError(error.message) from error
-
-
-def fit(transformer: Any, stage: DiffusionStage, attention: AttentionBackend, comm: RankComm, beater: Beater) -> Dit:
-    """This rank's share of a partition, made to work with the others' and, on GPUs, as fast as it can."""
-    attend, split = attend_with(attention), None
-    use_local_heads(transformer, comm)
-    use_attention(transformer, attend)
-    if comm.size("ulysses") > 1:
-        split = SequenceShard(comm)
-        attend = attend_by_heads(split, attention)
-        use_attention(transformer.transformer_blocks, attend)
-    on_gpu = comm.device.type == "cuda"
-    dit = Dit(transformer, Modulation(transformer, on_host=on_gpu and comm.world_size == 1), split)
-    beater.beat()
-    if on_gpu:
-        join_qkv(transformer, attend, norm_and_rotate_in_one_pass())
-    if on_gpu and not stage.enforce_eager:
-        compile_blocks(transformer.transformer_blocks)
-        warm_up("the transformer's blocks", lambda: dit.warm_up(LONGEST_ROWS), beater)
-    return dit
-
-
-def warm_up(what: str, compile_: Callable[[], None], beater: Beater) -> None:
-    """Compile something now, and say how long it took."""
-    begun = time.perf_counter()
-    compile_()
-    beater.beat()
-    logger.info("compiled %s in %.1f s", what, time.perf_counter() - begun)
 
 
 def _execution(

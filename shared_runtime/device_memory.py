@@ -40,22 +40,30 @@ class PageLocker:
 
     def lock(self, view: memoryview) -> Callable[[], None]:
         """Lock a whole mapping, as far as that goes; the function that is returned undoes it before it is unmapped."""
+        mine, reason = self._lock(view)
+        if reason is not None:
+            done, whole = sum(self._locked[each] for each in mine) >> 20, view.nbytes >> 20
+            logger.warning("page-locked %d of %d MiB of the slab, the rest is copied slower: %s", done, whole, reason)
+        else:
+            logger.info("page-locked the slab, %d MiB", view.nbytes >> 20)
+        return lambda: self._unlock(mine)
+
+    def extend(self, view: memoryview) -> tuple[int, str | None]:
+        """Lock memory that lives as long as this process: bytes that are locked, and why no more are."""
+        mine, reason = self._lock(view)
+        return sum(self._locked[each] for each in mine), reason
+
+    def _lock(self, view: memoryview) -> tuple[list[int], str | None]:
         base = address_of(view)
         mine: list[int] = []
         for start in range(0, view.nbytes, self._chunk):
             nbytes = min(self._chunk, view.nbytes - start)
             reason = self._register(base + start, nbytes)
             if reason is not None:
-                done, whole = sum(self._locked[each] for each in mine) >> 20, view.nbytes >> 20
-                logger.warning(
-                    "page-locked %d of %d MiB of the slab, the rest is copied slower: %s", done, whole, reason
-                )
-                break
+                return mine, reason
             self._locked[base + start] = nbytes
             mine.append(base + start)
-        else:
-            logger.info("page-locked the slab, %d MiB", view.nbytes >> 20)
-        return lambda: self._unlock(mine)
+        return mine, None
 
     def _unlock(self, addresses: list[int]) -> None:
         for address in addresses:

@@ -31,6 +31,7 @@ RANK_SIDE = (
     "encoder_service.pipeline",
     "encoder_service.parallel",
     "diffusion_service.worker",
+    "diffusion_service.fitting",
     "diffusion_service.sampling",
     "diffusion_service.parallel",
     "diffusion_service.model",

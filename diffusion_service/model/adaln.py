@@ -34,15 +34,18 @@ class GivenTable(nn.Module):
 class Modulation:
     """The AdaLN projections of all blocks, taken out of them, and the tables of the schedule asked for last."""
 
-    def __init__(self, transformer: Any, *, on_host: bool) -> None:
-        """Take the projections of `transformer`; with `on_host` to page-locked memory of the host."""
+    def __init__(self, transformer: Any, *, on_host: bool, device: torch.device | None = None) -> None:
+        """Take the projections of `transformer`; with `on_host` to page-locked memory of the host.
+
+        `device` is where products are made; None: where the projections are now.
+        """
         self._projections: list[nn.Module] = []
         for block in transformer.transformer_blocks:
             self._width = 6 * block.adaln_proj.hidden_size
             self._projections.append(block.adaln_proj.linear)
             block.adaln_proj = GivenTable()
         first = next(self._projections[0].parameters())
-        self._device, self._dtype = first.device, first.dtype
+        self._device, self._dtype = first.device if device is None else device, first.dtype
         self._on_host = on_host
         self._made: tuple[tuple[bytes, ...], Tables] | None = None
         if on_host:
@@ -59,6 +62,11 @@ class Modulation:
     def resident_bytes(self) -> int:
         """What of them stays on the GPU."""
         return 0 if self._on_host else self.weight_bytes
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What of them stays on the host."""
+        return self.weight_bytes - self.resident_bytes
 
     @property
     def projections(self) -> Sequence[nn.Module]:

@@ -13,6 +13,7 @@ from diffusers.models.modeling_utils import get_parameter_dtype
 from diffusers.models.transformers.transformer_minimax_h3 import MINIMAX_H3_MODALITY_NUM
 
 from diffusion_service.model.adaln import Modulation, Tables
+from diffusion_service.model.offload import Blocks, ResidentBlocks
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,14 @@ class Whole:
 class Dit:
     """A transformer partition whose AdaLN projections are `modulation`, over the rows that `split` gives this rank."""
 
-    def __init__(self, transformer: Any, modulation: Modulation, split: Split | None = None) -> None:
+    def __init__(
+        self, transformer: Any, modulation: Modulation, split: Split | None = None, blocks: Blocks | None = None
+    ) -> None:
+        """`blocks` are the transformer's; None: they have all their weights where they compute."""
         self.transformer = transformer
         self.modulation = modulation
         self.split = split or Whole()
+        self.blocks = ResidentBlocks(transformer.transformer_blocks) if blocks is None else blocks
 
     @torch.no_grad()
     def warm_up(self, rows: int) -> None:
@@ -98,7 +103,7 @@ class Dit:
         self.split.begin(rows)
         sequence = self.split.local(torch.zeros(1, rows, hidden, **like), 1)
         angles = (self.split.local(angles[0], 0), self.split.local(angles[1], 0))
-        model.transformer_blocks[0](sequence, table, self.split.local(modalities, 0), angles)
+        next(iter(self.blocks))(sequence, table, self.split.local(modalities, 0), angles)
 
     @torch.no_grad()
     def begin(self, text: torch.Tensor, rows: Rows, schedule: Sequence[Moment]) -> "Denoising":
@@ -121,6 +126,7 @@ class Dit:
         return Denoising(
             model,
             split,
+            self.blocks,
             rows,
             packed,
             (cosine, sine),
@@ -137,6 +143,7 @@ class Denoising:
         self,
         transformer: Any,
         split: Split,
+        blocks: Blocks,
         rows: Rows,
         packed: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
@@ -146,6 +153,7 @@ class Denoising:
     ) -> None:
         self._transformer = transformer
         self._split = split
+        self._blocks = blocks
         self._rows = rows
         self._packed = packed
         """The sequence `(1, rows, hidden)`: text in its place, picture and sound overwritten by every step."""
@@ -173,7 +181,7 @@ class Denoising:
         ):
             packed.index_copy_(1, place, project(latents.to(get_parameter_dtype(project))).to(packed.dtype))
         hidden_states = split.local(packed, 1)
-        for block, table in zip(model.transformer_blocks, self._tables[number], strict=True):
+        for block, table in zip(self._blocks, self._tables[number], strict=True):
             hidden_states = block(hidden_states, table, self._modalities[number], self._angles)
         hidden_states = model.norm_out(hidden_states, self._embedded[number], self._moments[number])
         hidden_states = hidden_states.to(get_parameter_dtype(model.proj_out))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import _resolve_process_group
 
 from shared_runtime.sharding import RowParallelLinear
 from shared_schema.errors import DeployError
@@ -52,9 +53,8 @@ def check_device(device: torch.device) -> None:
 
 def quantized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """FP8 values `(n, width)`, and the FP32 scale `(n, 1)` that gives each row back."""
-    exact = rows.float()
-    scale = exact.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_AMAX) / LARGEST
-    return (exact / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
+    scale = rows.abs().amax(dim=-1, keepdim=True).float().clamp(min=SMALLEST_AMAX) / LARGEST
+    return (rows / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
 
 
 def product(
@@ -85,10 +85,21 @@ class Fp8Linear(nn.Module):
         rows, row_scale = quantized(input.reshape(-1, input.shape[-1]))
         made = product(rows, row_scale, self.weight, self.scale, input.dtype)
         if self.group is not None:
-            summed = made.float()
-            dist.all_reduce(summed, group=self.group)
-            made = summed.to(input.dtype)
+            made = _summed(made, self.group.group_name)
         return made.view(*input.shape[:-1], -1)
+
+
+@torch.library.custom_op("minimax_h3::summed", mutates_args=())
+def _summed(partial: torch.Tensor, group: str) -> torch.Tensor:
+    """One node for torch.compile; the group goes by torch's own name for it."""
+    summed = partial.to(torch.float32, copy=True)
+    dist.all_reduce(summed, group=_resolve_process_group(group))  # type: ignore[arg-type]
+    return summed.to(partial.dtype, copy=True)
+
+
+@_summed.register_fake
+def _shape(partial: torch.Tensor, group: str) -> torch.Tensor:
+    return torch.empty_like(partial)
 
 
 def joined(linears: tuple[Fp8Linear, ...]) -> Fp8Linear:

@@ -19,6 +19,7 @@ from diffusion_service.commands import (
     StepDone,
 )
 from diffusion_service.model.dit import Dit
+from diffusion_service.model.turns import DECODERS, Turns
 from diffusion_service.sampling.decode import Beat, VideoDecoder, decode_sound
 from diffusion_service.sampling.denoise import Denoiser, not_finite
 from diffusion_service.sampling.prepare import blocks_of, prepare
@@ -28,7 +29,7 @@ from shared_runtime.conditioning.packing import Conditions
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.tracing import span
 from shared_schema.deploy.model import X264
-from shared_schema.deploy.settings import Partition
+from shared_schema.deploy.settings import Partition, partition_of
 from shared_schema.layout import Block
 from shared_schema.tasks import FRAMES_PER_CHUNK, Task
 from shared_schema.videos import VideoOutput
@@ -75,11 +76,13 @@ class Generator:
         comm: RankComm,
         video_decoder: Callable[[Pipeline], VideoDecoder],
         x264: X264,
+        turns: Turns,
     ) -> None:
         self._comm = comm
+        self._turns = turns
         self._x264 = x264
         self._prepare = {task: blocks_of(task) for task in tasks}
-        self._denoisers = {task: Denoiser(task, dits[_partition(task)]) for task in tasks}
+        self._denoisers = {task: Denoiser(task, dits[partition_of(task)]) for task in tasks}
         self._pipelines = {
             task: assemble(checkpoint, self._steps(task), _parts(task, components), comm.device) for task in tasks
         }
@@ -139,11 +142,13 @@ class Generator:
     ) -> Recorded:
         """One clip from its prepared state."""
         with timings.of("denoise"):
+            self._turns.take(partition_of(command.task))
             watch = _StopWatch()
             video, audio = self._denoisers[command.task].run(
                 pipeline, state, lambda done, of: tell(StepDone(done, of, output, watch.lap()))
             )
             self._comm.agree(not_finite(video, audio))
+        self._turns.take(DECODERS)
         path = command.outputs[output].path
         size = command.height, command.width
         with Recording(self._comm, path, size, command.num_frames, self._x264) as recording:
@@ -173,12 +178,8 @@ class Generator:
         return waveform
 
 
-def _partition(task: Task) -> Partition:
-    return "transformer_ref" if task is Task.REF2VA else "transformer"
-
-
 def _parts(task: Task, components: dict[str, Any]) -> dict[str, Any]:
-    return {name: components[name] for name in (_partition(task), "scheduler", "audio_scheduler")}
+    return {name: components[name] for name in (partition_of(task), "scheduler", "audio_scheduler")}
 
 
 def _peak_memory_mb(device: torch.device) -> float | None:

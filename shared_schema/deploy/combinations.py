@@ -27,11 +27,11 @@ class Choice:
 
 
 FP8 = Choice("quantization", "FP8", "fp8 quantization")
-CPU_OFFLOAD = Choice("offload", "CPU offload", "enable_cpu_offload (mode: module)", unbuilt=True)
-LAYERWISE = Choice("offload", "layerwise offload", "enable_layerwise_offload (mode: layer)", unbuilt=True)
-GATHERED = Choice("offload", "distributed, gathered", "enable_distributed_layerwise_offload", unbuilt=True)
+CPU_OFFLOAD = Choice("offload", "CPU offload", "enable_cpu_offload (mode: module)")
+LAYERWISE = Choice("offload", "layerwise offload", "enable_layerwise_offload (mode: layer)")
+GATHERED = Choice("offload", "distributed, gathered", "enable_distributed_layerwise_offload")
 RANK_LOCAL = Choice(
-    "offload", "distributed, rank-local", "enable_distributed_layerwise_offload with dlo_use_allgather: false", True
+    "offload", "distributed, rank-local", "enable_distributed_layerwise_offload with dlo_use_allgather: false"
 )
 START_UP = Choice("lora", "`--lora-path`", "--lora-path")
 BY_REQUEST = Choice("lora", "`lora_roots`", "service.lora_roots")

@@ -1,0 +1,260 @@
+"""What each way to save memory costs: seconds of a DiT forward and GPU memory, beside stock diffusers, as one table.
+
+    python -m benchmarks.memory --layers 50 --size 768x1344 --frames 124 --json benchmarks/results/memory.json
+
+Weights are made up at the released sizes. Every mode runs in a process of its own, loaded and fitted as a diffusion
+rank does it, over the same weights and inputs; errors and cosines are to stock's outputs. `--mode` names some of them.
+`--tiny --device cpu` proves on a CPU that the benchmark runs.
+"""
+
+import argparse
+import json
+import logging
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cosine_similarity
+
+from benchmarks.denoise import Case
+from benchmarks.device import Device, relative_error, series
+from benchmarks.figures import provenance, write_json
+from benchmarks.released import write_released
+from diffusion_service.commands import DiffusionRankSettings
+from diffusion_service.fitting import Fitter, held, load_partition
+from diffusion_service.model.attention import choose
+from diffusion_service.model.dit import Dit, Moment, Rows
+from diffusion_service.model.offload import StreamedBlocks
+from diffusion_service.model.turns import Turns
+from shared_runtime.device_memory import locker_for
+from shared_runtime.ranks.comm import RankComm
+from shared_runtime.ranks.mesh import Mesh, RankSpec
+from shared_runtime.ranks.worker import Beater
+from shared_runtime.tiny import tiny_checkpoint
+from shared_runtime.weights import load_transformer
+from shared_schema.deploy.load import load_deployment
+from shared_schema.tasks import Task
+
+FP8: dict[str, Any] = {"diffusion_quantization_config": {"transformer": {"method": "fp8"}}}
+MODES: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp8": FP8,
+    "bf16, layerwise": {"enable_layerwise_offload": True},
+    "fp8, layerwise": {**FP8, "enable_layerwise_offload": True},
+    "bf16, module": {"enable_cpu_offload": True},
+    "fp8, module": {**FP8, "enable_cpu_offload": True},
+}
+"""Keys of stage 1."""
+STOCK = "stock"
+Outputs = tuple[torch.Tensor, torch.Tensor]
+
+
+class Silent(Beater):
+    """Nobody waits for a beat."""
+
+    def __init__(self) -> None:
+        pass
+
+    def beat(self) -> None:
+        """Not told."""
+
+
+class Bench:
+    """One mode in this process."""
+
+    def __init__(self, mode: str, folder: Path, case: Case, device: Device, repeats: int, *, eager: bool) -> None:
+        self._mode = mode
+        self._folder = folder
+        self._case = case
+        self._device = device
+        self._repeats = repeats
+        self._eager = eager
+        self.figures: dict[str, Any] = {}
+
+    def run(self) -> Outputs:
+        """Load, run, and leave the figures."""
+        return self._stock() if self._mode == STOCK else self._ours()
+
+    @torch.no_grad()
+    def _stock(self) -> Outputs:
+        model = load_transformer(self._folder, "transformer", self._device.torch_device, dummy=True)
+        given = self._case.inputs(model.config, self._device.torch_device)
+        return self._measure(lambda: model(**given, return_dict=False))
+
+    def _ours(self) -> Outputs:
+        device = self._device.torch_device
+        comm = RankComm(RankSpec("bench", 0, Mesh(), "0" if self._device.is_gpu else "cpu"), device)
+        settings = self._settings()
+        transformer = load_partition(settings, "transformer", comm)
+        dtype = next(transformer.transformer_blocks.parameters()).dtype
+        backend, turns = choose(None, device, dtype), Turns()
+        fitter = Fitter(settings.stage, backend, comm, locker_for(device), turns)
+        dit = fitter.fit("transformer", transformer)
+        self.figures |= {"attention": backend, "loaded": self._device.memory()}
+        fitter.compile("transformer", dit, Silent())
+        turns.take("transformer")
+        holdings = held({"transformer": transformer}, {"transformer": dit}, turns)
+        self.figures |= {"resident_gib": _gib(holdings.resident), "offloaded_gib": _gib(holdings.offloaded)}
+        made = self._measure(self._step(dit))
+        if turns.resident_bytes:
+            seconds = self._device.seconds(lambda: (turns.take("decoders"), turns.take("transformer")), 2)
+            self.figures["turn_s"] = round(statistics.median(seconds), 4)
+        if isinstance(dit.blocks, StreamedBlocks):
+            self.figures["copies"] = self._copies(dit, dit.blocks)
+        return made
+
+    def _settings(self) -> DiffusionRankSettings:
+        stage = {"load_format": "dummy", "enforce_eager": self._eager, **MODES[self._mode]}
+        if self._device.is_gpu:
+            stage["devices"] = "0"
+        deployment = load_deployment("tiny", json.dumps({"1": stage}))
+        return DiffusionRankSettings(
+            self._folder, deployment.diffusion, frozenset({Task.T2VA}), self._folder, self._folder, "info", "text"
+        )
+
+    def _step(self, dit: Dit) -> Any:
+        given = self._case.inputs(dit.transformer.config, self._device.torch_device)
+        schedule = [Moment(given["timestep"], given["timestep_indices"])]
+        denoising = dit.begin(given["encoder_hidden_states"], Rows.from_layout(given), schedule)
+        return lambda: denoising.step(0, given["hidden_states"], given["audio_hidden_states"])
+
+    def _measure(self, work: Any) -> Outputs:
+        made: list[Outputs] = []
+        self._device.reset_peak()
+        first, later = self._device.first_and_then(lambda: made.__setitem__(slice(None), [work()]), self._repeats)
+        self.figures |= {**series(later), "first_s": round(first, 2), **self._device.memory()}
+        ((video, audio),) = made
+        return video.cpu(), audio.cpu()
+
+    def _copies(self, dit: Dit, blocks: StreamedBlocks) -> dict[str, Any]:
+        """What copying the blocks takes by itself, and how much of that a forward waits for."""
+        alone = statistics.median(self._device.seconds(lambda: _drain(blocks), 2))
+        figures: dict[str, Any] = {
+            "alone_s": round(alone, 4),
+            "gb_per_s": round(blocks.offloaded_bytes / alone / 1e9, 2),
+        }
+        if self._device.is_gpu:
+            step = self._step(dit)
+            step()
+            blocks.waited = []
+            self._device.seconds(step, 1, warm_ups=0)
+            waited = sum(before.elapsed_time(after) for before, after in blocks.waited) / 1e3
+            figures |= {"waited_s": round(waited, 4), "hidden": round(1 - waited / alone, 4)}
+        return figures
+
+
+def _drain(blocks: StreamedBlocks) -> None:
+    for _ in blocks:
+        pass
+
+
+def _gib(count: int) -> float:
+    return round(count / 2**30, 2)
+
+
+def run_one(arguments: argparse.Namespace, mode: str, folder: Path, out: Path) -> None:
+    """What a child does: one mode, figures and outputs into `out`."""
+    device = Device(torch.device(arguments.device))
+    bench = Bench(mode, folder, _case(arguments), device, arguments.repeats, eager=arguments.eager)
+    outputs = bench.run()
+    torch.save(outputs, out / "outputs.pt")
+    write_json(out / "figures.json", {**bench.figures, "device": device.facts()["device"]})
+
+
+def bench_all(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every mode in a process of its own; what one ends with is kept before the next begins."""
+    figures: dict[str, Any] = {**provenance(sys.argv), "torch": torch.__version__, "modes": {}}
+    wanted: Outputs | None = None
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = tiny_checkpoint() if arguments.tiny else Path(scratch) / "released"
+        if not arguments.tiny:
+            write_released(folder, arguments.layers)
+        for mode in [STOCK, *(arguments.mode or MODES)]:
+            out = Path(scratch) / mode.replace(", ", "_")
+            out.mkdir()
+            command = [sys.executable, "-m", "benchmarks.memory", *sys.argv[1:]]
+            done = subprocess.run([*command, "--one", mode, str(folder), str(out)], check=False)
+            if done.returncode:
+                figures["modes"][mode] = {"failed": done.returncode}
+                continue
+            found = json.loads((out / "figures.json").read_text())
+            made: Outputs = torch.load(out / "outputs.pt")
+            wanted = made if mode == STOCK else wanted
+            if wanted is not None and mode != STOCK:
+                found |= _compared(made, wanted, found["s"] / figures["modes"][STOCK]["s"])
+            figures["modes"][mode] = found
+            print(f"{mode}: {json.dumps(found)}", flush=True)
+            if arguments.json is not None:
+                write_json(arguments.json, figures)
+    return figures
+
+
+def _compared(made: Outputs, wanted: Outputs, ratio: float) -> dict[str, Any]:
+    return {
+        "of_stock": round(ratio, 4),
+        "error_to_stock": [relative_error(one, other) for one, other in zip(made, wanted, strict=True)],
+        "cosine_to_stock": [
+            float(cosine_similarity(one.double().flatten(), other.double().flatten(), dim=0))
+            for one, other in zip(made, wanted, strict=True)
+        ],
+        "finite": all(bool(each.isfinite().all()) for each in made),
+    }
+
+
+def table(modes: dict[str, Any]) -> str:
+    """As Markdown."""
+    lines = [
+        "| Mode | s a forward | of stock | GPU, held / peak GiB | on the host GiB | copy hidden | cosine to stock |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for mode, found in modes.items():
+        if "failed" in found:
+            lines.append(f"| {mode} | failed ({found['failed']}) | | | | | |")
+            continue
+        cells = [
+            found["s"],
+            found.get("of_stock", ""),
+            f"{found.get('held_gib', '-')} / {found.get('peak_gib', '-')}",
+            found.get("offloaded_gib", ""),
+            found.get("copies", {}).get("hidden", ""),
+            f"{min(found['cosine_to_stock']):.5f}" if "cosine_to_stock" in found else "",
+        ]
+        lines.append(f"| {mode} | " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def _case(arguments: argparse.Namespace) -> Case:
+    return Case.parse(f"{arguments.size}x{arguments.frames}:{arguments.layers}")
+
+
+def main() -> None:
+    """Measure, print, and keep what was measured."""
+    parser = argparse.ArgumentParser(description="A DiT forward in every mode that saves memory.")
+    parser.add_argument("--size", default="768x1344", help="height x width")
+    parser.add_argument("--frames", type=int, default=124)
+    parser.add_argument("--layers", type=int, default=50)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--mode", action="append", choices=list(MODES), help="some of the modes; stock always runs")
+    parser.add_argument("--eager", action="store_true", help="ours without a compiler")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--tiny", action="store_true", help="the tiny model: only to see that all of this runs")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    if arguments.one is not None:
+        mode, folder, out = arguments.one
+        run_one(arguments, mode, Path(folder), Path(out))
+        return
+    figures = bench_all(arguments)
+    print(table(figures["modes"]))
+    if arguments.json is not None:
+        write_json(arguments.json, figures)
+
+
+if __name__ == "__main__":
+    main()
