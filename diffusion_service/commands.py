@@ -36,8 +36,6 @@ class DiffusionFacts(RankFacts):
     """What a ready rank holds."""
 
     execution: Execution
-    offloaded_bytes: int = 0
-    """Of weights that wait in the rank's host memory; `weight_bytes` counts what is on the device at most."""
 
 
 @dataclass(frozen=True)

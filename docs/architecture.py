@@ -54,7 +54,7 @@ BOXES = (
     Box(0, 3, "control", "handover", "encoders, landings, cache", _of(D, "handover", "encoders", "encoder_link", "conditioning_cache")),
     Box(0, 4, "control", "jobs", "states, store, files, queue", _of(D, "jobs", "scheduler")),
     Box(0, 5, "control", "encoder_client", "HTTP to the encoder", _of(D, "encoder_client")),
-    Box(2, 2, "rank", "worker", "one rank", _of(D, "worker")),
+    Box(2, 2, "rank", "worker", "one rank", _of(D, "worker", "fitting")),
     Box(2, 3, "rank", "parallel", "TP, Ulysses, tiles", _of(D, "parallel")),
     Box(2, 4, "rank", "sampling", "prepare, denoise, decode", _of(D, "sampling")),
     Box(2, 5, "rank", "model", "attention, compile, LoRA", _of(D, "model")),

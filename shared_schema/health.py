@@ -20,7 +20,9 @@ class RankHealth(BaseModel):
     """Seconds since the rank last proved that it works."""
     device: str
     weight_bytes: int | None = None
-    """What it holds of the weights, measured; None until it is ready."""
+    """What it holds of the weights on its device, at most, measured; None until it is ready."""
+    offloaded_bytes: int | None = None
+    """What waits in its host memory for a turn on the device; None until it is ready."""
     load_format: str | None = None
     """Where its weights came from: `safetensors`, or `dummy` for made-up ones; None until it is ready."""
 

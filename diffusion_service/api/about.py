@@ -32,7 +32,7 @@ MODEL_NAME = parameter("name", {"type": "string"}, "A name under which this serv
 
 
 def about_router(deps: ApiDeps) -> APIRouter:
-    """Models and limits; neither changes while the process lives."""
+    """Models and limits; nothing changes while the process lives, but for what ranks hold once they have loaded."""
     router = APIRouter(prefix="/v1", tags=["about"])
 
     @router.get("/models")
@@ -58,7 +58,22 @@ def about_router(deps: ApiDeps) -> APIRouter:
 
 
 def _model(name: str, deps: ApiDeps) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "minimax-h3", **deps.model_info}
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "minimax-h3",
+        **deps.model_info,
+        "memory": _memory(deps),
+    }
+
+
+def _memory(deps: ApiDeps) -> dict[str, dict[str, int | None]]:
+    """Bytes of weights by rank: on its device at most, and in host memory for their turn; null until it has loaded."""
+    return {
+        rank.name: {"resident_bytes": rank.weight_bytes, "offloaded_bytes": rank.offloaded_bytes}
+        for rank in deps.health.report().ranks
+    }
 
 
 def _steps(limits: ServerLimits) -> dict[str, int]:

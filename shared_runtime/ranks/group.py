@@ -152,6 +152,7 @@ class ProcessGroup:
                 beat_age_s=round(now - rank.last_beat, 3),
                 device=rank.spec.device,
                 weight_bytes=None if rank.facts is None else rank.facts.weight_bytes,
+                offloaded_bytes=None if rank.facts is None else rank.facts.offloaded_bytes,
                 load_format=None if rank.facts is None else rank.facts.load_format,
             )
             for rank in self._now.ranks

@@ -9,7 +9,7 @@ import pickle
 import socket
 import struct
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shared_runtime.ranks.mesh import RankSpec
@@ -65,8 +65,10 @@ class RankFacts:
     device: str
     torch: str
     weight_bytes: int
-    """Of the parameters and buffers that this rank holds on its device, measured once they are loaded."""
+    """Of the parameters and buffers that this rank holds on its device, at most, measured once they are loaded."""
     load_format: LoadFormat
+    offloaded_bytes: int = field(default=0, kw_only=True)
+    """Of weights that wait in this rank's host memory for their turn."""
 
 
 @dataclass(frozen=True)

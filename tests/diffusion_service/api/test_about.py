@@ -13,6 +13,7 @@ def test_models_are_the_served_names(tmp_path: Path) -> None:
         assert listed["data"][0]["load_format"] == "safetensors"
         assert (await served.client.get("/v1/models/minimax/h3")).json() == listed["data"][1]
         error(await served.client.get("/v1/models/other"), 404)
+        assert listed["data"][0]["memory"] == {}
 
     serve(tmp_path, body)
 

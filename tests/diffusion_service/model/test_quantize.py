@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 from torch.nn.functional import cosine_similarity
 
 from diffusion_service.model import quantize
@@ -24,6 +25,7 @@ from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.weights import load_transformer, weight_bytes
 from shared_schema.errors import DeployError
 from shared_schema.tasks import Task
+from tests.diffusion_service.parallel.dit_forward import fitted as group_fitted
 from tests.diffusion_service.parallel.dit_forward import inputs, step
 from tests.diffusion_service.rank_jobs import Outcome, Shop, plan
 from tests.ranks import Ranks
@@ -189,6 +191,32 @@ def shards(comm: RankComm, _task: TaskHandle) -> dict[str, tuple[torch.Tensor, t
     block = transformer.transformer_blocks[0]
     named = [(name, module) for name, module in block.named_modules() if isinstance(module, Fp8Linear)]
     return {name: (module.weight.float(), module.scale.data) for name, module in named}
+
+
+def as_gpus_run_it(comm: RankComm, _task: TaskHandle) -> tuple[float, int]:
+    """The largest difference between compiled and eager blocks of several lengths, and how many graphs that took."""
+    sharding = Sharding(DIT_PLAN, comm)
+    made: list[list[torch.Tensor]] = []
+    for compiled in (False, True):
+        quantizer = Quantizer(())
+        transformer = load_transformer(tiny_checkpoint(), "transformer", comm.device, sharding, place=quantizer.place)
+        quantizer.fit(transformer)
+        dit, attend = group_fitted(transformer, comm)
+        join_qkv(transformer, attend, norm_and_rotate)
+        if compiled:
+            torch._dynamo.reset()
+            counters.clear()
+            compile_blocks(transformer.transformer_blocks, backend="aot_eager")
+            dit.warm_up(200)
+        made.append([step(dit, inputs(rows, transformer.config, torch.float32))[0] for rows in (4, 7)])
+    apart = max(float((one - other).abs().max()) for one, other in zip(*made, strict=True))
+    return apart, counters["stats"]["unique_graphs"]
+
+
+def test_a_group_compiles_them_as_one_graph(ranks: Ranks) -> None:
+    apart, graphs = ranks.run(Mesh(tp=2, ulysses=2), "tests.diffusion_service.model.test_quantize:as_gpus_run_it")
+    assert apart < 1e-4
+    assert graphs == 1
 
 
 def test_every_rank_quantizes_its_own_part(ranks: Ranks) -> None:
