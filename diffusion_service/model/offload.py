@@ -113,7 +113,7 @@ class Run:
 
     def copy_to(self, flat: torch.Tensor, locker: PageLocker | None) -> None:
         """Copy what is kept to the start of `flat`, on the current stream."""
-        for begin, end in pieces(memoryview(self.host.numpy()), locker):
+        for begin, end in pieces(self.host.numpy().data, locker):
             flat[begin:end].copy_(self.host[begin:end], non_blocking=True)
 
 
@@ -132,7 +132,7 @@ def lock(runs: Sequence[Run], locker: PageLocker | None, what: str) -> None:
         return
     locked = 0
     for each in runs:
-        done, reason = locker.extend(memoryview(each.host.numpy()))
+        done, reason = locker.extend(each.host.numpy().data)
         locked += done
         if reason is not None:
             logger.warning(
@@ -224,9 +224,11 @@ class StreamedBlocks:
         if self.waited is None:
             main.wait_event(arrived)
             return
-        before = main.record_event(torch.cuda.Event(enable_timing=True))
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        main.record_event(before)
         main.wait_event(arrived)
-        self.waited.append((before, main.record_event(torch.cuda.Event(enable_timing=True))))
+        main.record_event(after)
+        self.waited.append((before, after))
 
     def _fetch(self, turn: int) -> None:
         """Begin to bring the block of a turn into its slot, once the slot's last block has computed."""

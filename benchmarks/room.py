@@ -1,0 +1,223 @@
+"""The smallest GPU memory in which a job completes, for every mode that saves memory, found with a memory cap.
+
+    python -m benchmarks.room --size 768x1344 --frames 124 --json benchmarks/results/room.json
+
+Every mode is a diffusion rank in a process of its own, with made-up weights at the released sizes. The cap is that of
+torch's allocator: what the driver and libraries take beside it (about 1 GiB) is not in it. `start` is what loading and
+warming up reserve at most, `job` the smallest cap, to half a GiB, under which a text job of two sigma points completes:
+its peak is that of any number of steps. `--tiny --device cpu` proves on a CPU that the benchmark runs.
+"""
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.figures import provenance, write_json
+from benchmarks.memory import MODES, Silent
+from benchmarks.released import write_released
+from diffusion_service.commands import DiffusionRankSettings, Generate, OutputTarget
+from diffusion_service.worker import DiffusionRank
+from shared_runtime.ranks.comm import RankComm
+from shared_runtime.ranks.mesh import Mesh, RankSpec
+from shared_runtime.ranks.worker import TaskHandle
+from shared_runtime.stored import read_json
+from shared_runtime.tiny import tiny_checkpoint
+from shared_runtime.transport.codec import checksum, gather
+from shared_runtime.transport.shm import ShmSender
+from shared_runtime.transport.slab import Slab
+from shared_schema.deploy.load import load_deployment
+from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL
+from shared_schema.errors import JobFailed
+from shared_schema.layout import Layout
+from shared_schema.tasks import Task
+
+TOKENS = 300
+GIB = 2**30
+RESOLUTION = GIB // 2
+
+
+class Nowhere:
+    """A pipe that nobody reads."""
+
+    def send(self, _message: object) -> None:
+        """Not sent."""
+
+
+class Room:
+    """One rank in this process, and the job that it makes again and again."""
+
+    def __init__(self, arguments: argparse.Namespace, mode: str, folder: Path, scratch: Path) -> None:
+        self._on_gpu = arguments.device == "cuda"
+        stage = {"load_format": "dummy", "enforce_eager": arguments.eager, **MODES[mode]}
+        if self._on_gpu:
+            stage["devices"] = "0"
+        device = torch.device("cuda", 0) if self._on_gpu else torch.device("cpu")
+        comm = RankComm(RankSpec("room", 0, Mesh(), "0" if self._on_gpu else "cpu"), device)
+        height, width = map(int, arguments.size.split("x"))
+        layout = Layout(Task.T2VA, height, width, arguments.frames)
+        self.slab = Slab.create(scratch, 64 * 2**20, "room")
+        self._command = self._job(
+            layout, read_json(folder / "transformer" / "config.json").get("text_dim", 5120), scratch
+        )
+        deployment = load_deployment("tiny", json.dumps({"1": stage}))
+        settings = DiffusionRankSettings(
+            folder, deployment.diffusion, frozenset({Task.T2VA}), scratch, self.slab.path, "info", "text"
+        )
+        begun = time.perf_counter()
+        self._rank = DiffusionRank(comm, settings, Silent())
+        self._task = TaskHandle(1, "work", Nowhere(), Silent(), comm)  # type: ignore[arg-type]
+        facts = self._rank.facts
+        self.figures: dict[str, Any] = {
+            "start_s": round(time.perf_counter() - begun, 1),
+            "start_gib": self._peak(),
+            "resident_gib": round(facts.weight_bytes / GIB, 2),
+            "offloaded_gib": round(facts.offloaded_bytes / GIB, 2),
+        }
+
+    def _job(self, layout: Layout, text_dim: int, scratch: Path) -> Generate:
+        random = np.random.default_rng(0)
+        text = torch.from_numpy(random.standard_normal((TOKENS, text_dim))).bfloat16().view(torch.uint16).numpy()
+        empty = np.zeros((0, 96), np.float32), np.zeros((0, 32), np.float32)
+        payload = gather({TEXT: text, ROLES: np.ones(TOKENS, np.int64), VISUAL: empty[0], AUDIO: empty[1]}, layout)
+        landing = self.slab.reserve(payload.manifest.nbytes, "1" * 32, 36_000.0, time.time())
+        sender = ShmSender(scratch)
+        sender.push(landing, payload, checksum=checksum(payload.data))
+        sender.close()
+        return Generate(
+            landing=landing,
+            manifest=payload.manifest,
+            task=layout.task,
+            height=layout.height,
+            width=layout.width,
+            num_frames=layout.num_frames,
+            num_inference_steps=2,
+            flow_shift=12.0,
+            audio_flow_shift=3.0,
+            outputs=(OutputTarget(1, scratch / "clip.mp4"),),
+        )
+
+    def _peak(self) -> float:
+        if not self._on_gpu:
+            return 0.0
+        peak = torch.cuda.max_memory_reserved()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return round(peak / GIB, 2)
+
+    def find(self) -> None:
+        """Uncapped first, then by halves between what is held and that job's peak."""
+        self._make()
+        begun = time.perf_counter()
+        generated = self._make()
+        self.figures |= {
+            "job_s": round(time.perf_counter() - begun, 2),
+            "timings": generated.timings,
+            "uncapped_job_gib": generated.peak_memory_mb and round(generated.peak_memory_mb / 1024, 2),
+        }
+        if not self._on_gpu:
+            return
+        torch.cuda.empty_cache()
+        low, high = torch.cuda.memory_allocated(), int(self.figures["uncapped_job_gib"] * GIB) + RESOLUTION
+        while high - low > RESOLUTION:
+            middle = (low + high) // 2
+            fits = self._completes(middle)
+            print(f"{middle / GIB:.2f} GiB: {'completes' if fits else 'does not'}", flush=True)
+            low, high = (low, middle) if fits else (middle, high)
+        self.figures["job_gib"] = round(high / GIB, 2)
+
+    def _completes(self, cap: int) -> bool:
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(0).total_memory)
+        try:
+            self._make()
+        except (torch.OutOfMemoryError, JobFailed) as error:
+            if isinstance(error, JobFailed) and error.code != "out_of_memory":
+                raise
+            return False
+        return True
+
+    def _make(self) -> Any:
+        return self._rank.handle(self._command, self._task)
+
+
+def bench_all(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every mode in a process of its own."""
+    figures: dict[str, Any] = {**provenance(sys.argv), "torch": torch.__version__, "modes": {}}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = tiny_checkpoint() if arguments.tiny else Path(scratch) / "released"
+        if not arguments.tiny:
+            write_released(folder, arguments.layers)
+        for mode in arguments.mode or MODES:
+            out = Path(scratch) / "figures.json"
+            out.unlink(missing_ok=True)
+            command = [sys.executable, "-m", "benchmarks.room", *sys.argv[1:], "--one", mode, str(folder), str(out)]
+            done = subprocess.run(command, check=False)
+            figures["modes"][mode] = json.loads(out.read_text()) if out.exists() else {"failed": done.returncode}
+            print(f"{mode}: {json.dumps(figures['modes'][mode])}", flush=True)
+            if arguments.json is not None:
+                write_json(arguments.json, figures)
+    return figures
+
+
+def run_one(arguments: argparse.Namespace, mode: str, folder: Path, out: Path) -> None:
+    """What a child does; figures are kept also when the search breaks off."""
+    with tempfile.TemporaryDirectory() as scratch:
+        room = Room(arguments, mode, folder, Path(scratch))
+        write_json(out, room.figures)
+        try:
+            room.find()
+        finally:
+            write_json(out, room.figures)
+            room.slab.close()
+
+
+def table(modes: dict[str, Any]) -> str:
+    """As Markdown."""
+    lines = [
+        "| Mode | weights on the GPU GiB | on the host GiB | start GiB | smallest for a job GiB | s of that job |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    keys = ("resident_gib", "offloaded_gib", "start_gib", "job_gib", "job_s")
+    for mode, found in modes.items():
+        cells = [str(found.get(key, "failed" if "failed" in found else "-")) for key in keys]
+        lines.append(f"| {mode} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, and keep what was measured."""
+    parser = argparse.ArgumentParser(description="The smallest GPU memory for a job, by mode.")
+    parser.add_argument("--size", default="768x1344", help="height x width")
+    parser.add_argument("--frames", type=int, default=124)
+    parser.add_argument("--layers", type=int, default=50)
+    parser.add_argument("--mode", action="append", choices=list(MODES))
+    parser.add_argument(
+        "--eager", action="store_true", help="without a compiler, whose warm-up takes the most at start"
+    )
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--tiny", action="store_true", help="the tiny model: only to see that all of this runs")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    if arguments.one is not None:
+        mode, folder, out = arguments.one
+        run_one(arguments, mode, Path(folder), Path(out))
+        return
+    figures = bench_all(arguments)
+    print(table(figures["modes"]))
+    if arguments.json is not None:
+        write_json(arguments.json, figures)
+
+
+if __name__ == "__main__":
+    main()
