@@ -15,6 +15,7 @@ from typing import Any
 
 from shared_runtime.tiny import build_tiny
 
+SOUND = {"latents_mean": [0.0] * 32, "latents_std": [1.0] * 32}
 CANVAS = {"canvas_short_edge": 768, "canvas_max_pixels": 768 * 1344, "reference_image_short_edge": 2048}
 TEXT: dict[str, Any] = {
     "hidden_size": 5120,
@@ -49,9 +50,11 @@ def write_released(folder: Path, layers: int | None = None) -> None:
         shutil.copytree(scratch, folder, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
     depth = {} if layers is None else {"num_layers": layers}
     for partition in ("transformer", "transformer_ref"):
-        _write(folder / partition / "config.json", {"_class_name": "MiniMaxH3Transformer3DModel", **depth})
+        wide = {"_class_name": "MiniMaxH3Transformer3DModel", "text_dim": TEXT["hidden_size"]}
+        _write(folder / partition / "config.json", {**wide, **depth})
     _write(folder / "vae" / "config.json", {"_class_name": "AutoencoderKLMiniMaxH3"})
-    _write(folder / "audio_vae" / "config.json", {"_class_name": "AutoencoderKLMiniMaxH3Audio"})
+    sound = {"_class_name": "AutoencoderKLMiniMaxH3Audio", **SOUND}
+    _write(folder / "audio_vae" / "config.json", sound)
     index = json.loads((folder / "modular_model_index.json").read_text())
     _write(folder / "modular_model_index.json", {**index, **CANVAS})
     text = json.loads((folder / "text_encoder" / "config.json").read_text())

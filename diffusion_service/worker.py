@@ -86,6 +86,10 @@ class DiffusionRank:
             load_format=stage.load_format,
             execution=_execution(stage, device, stage.decode_precision, dtype, attention),
         )
+        if device.type == "cuda":
+            # What loading took is nobody's peak, and on a shared GPU others need it.
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
 
     def _decoder(
         self, stage: DiffusionStage, components: dict[str, Any], beater: Beater

@@ -160,6 +160,16 @@ def test_stream_and_container_say_bt709_limited(path: Path) -> None:
         assert (frame.colorspace, frame.color_range) == (1, 1)
 
 
+def test_one_pixel_of_another_colour_is_a_picture(path: Path) -> None:
+    frames = np.full((107, HEIGHT, WIDTH, 3), 90, np.uint8)
+    frames[3, 1, 1] = 91
+    with ClipWriter(path, HEIGHT, WIDTH, 107) as writer:
+        writer.write_frames(frames)
+        writer.write_sound(tone(latent_samples(107)))
+        writer.finish()
+        assert writer.warnings() == ("106 of 107 frames are of one colour",)
+
+
 @pytest.mark.parametrize("colour", list(BT709))
 def test_colours_are_converted_with_the_bt709_matrix(path: Path, colour: str) -> None:
     rgb = np.array(BT709[colour], np.float64) / 255
