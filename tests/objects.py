@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+
+from video_client.pair import free_ports
 
 START_S = 60.0
 ACCOUNT = {
@@ -28,8 +29,7 @@ Bucket = tuple[str, dict[str, object]]
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
     """The URL of a running server without buckets."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(1)[0]
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     environment = {**os.environ, **ACCOUNT}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)

@@ -14,8 +14,8 @@ from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 
 MOST = 4
-START_S = 120.0
-CALL_S = 60.0
+START_S = 240.0
+CALL_S = 200.0
 """Longer means that ranks wait for each other."""
 
 

@@ -35,7 +35,8 @@ def checkpoint() -> Path:
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Pair]:
     """Two live services for the whole session; after it nothing of them may be left."""
-    pair = make_pair(tmp_path_factory.mktemp("pair"), str(checkpoint))
+    # Tests stop ranks, and a machine may be slow to let them go on.
+    pair = make_pair(tmp_path_factory.mktemp("pair"), str(checkpoint), {"dead_s": 60})
     with pair.running():
         yield pair
 

@@ -44,6 +44,12 @@ def forget_peak(pid: int) -> float:
     return peak_mib(pid)
 
 
+def cpu_s(pid: int) -> float:
+    """What all its threads have computed so far, which does not depend on what else the machine does."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def command_line(pid: int) -> str:
     """For messages: what the process was started as."""
     try:

@@ -36,7 +36,7 @@ def _no_job_and_no_file(pair: Pair) -> Iterator[None]:
     jobs = pair.job_count()
     yield
     assert pair.job_count() == jobs
-    processes.wait_until(lambda: not pair.unfinished_files(), 5, f"no file is left of {pair.unfinished_files()}")
+    processes.wait_until(lambda: not pair.unfinished_files(), 30, f"no file is left of {pair.unfinished_files()}")
     assert pair.temporary_files() == []
 
 
@@ -76,9 +76,9 @@ def test_sync_refuses_bad_files_with_the_same_words(pair: Pair, cases: Path) -> 
 def test_a_bomb_is_refused_before_memory_is_spent(pair: Pair, cases: Path, bad: Bad) -> None:
     # case 67
     before = processes.forget_peak(pair.diffusion.pid)
-    begun = time.monotonic()
+    begun = processes.cpu_s(pair.diffusion.pid)
     refused(pair, bad, cases)
-    assert time.monotonic() - begun < 2
+    assert processes.cpu_s(pair.diffusion.pid) - begun < 2
     assert processes.peak_mib(pair.diffusion.pid) - before < 200
 
 

@@ -17,7 +17,7 @@ from diffusion_service.keys import add_key
 from tests.end_to_end import processes
 from tests.end_to_end.bad_requests import GOOD
 from tests.end_to_end.clips import file_part, form
-from tests.end_to_end.pair import Pair, make_pair
+from tests.end_to_end.pair import Pair, listed, make_pair
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +29,7 @@ SETTINGS: dict[str, object] = {
     "jobs_per_key": 3,
     "sync_timeout_s": SYNC_S,
     "retention_hours": RETENTION_S / 3600,
+    "dead_s": 60,  # tests stop ranks, and a machine may be slow to let them go on
 }
 
 
@@ -48,6 +49,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, keys: dict[
     pair.client.headers["authorization"] = f"Bearer {keys['root']}"
     with pair.running():
         yield pair
+
+
+@pytest.fixture(scope="module", autouse=True)
+def early(pair: Pair) -> dict[str, object]:
+    """A job made before all others: its time runs out while they are made."""
+    video = pair.completed(pair.submit(GOOD))
+    assert list(pair.state.rglob(f"{video['id']}*"))
+    return video
 
 
 @contextmanager
@@ -81,7 +90,7 @@ def test_a_stranger_sees_health_alone(pair: Pair) -> None:
 
 
 def test_fifty_posts_with_one_key_are_one_job(pair: Pair, keys: dict[str, str]) -> None:
-    before = pair.job_count()
+    before = listed(pair.client).keys()
     headers = {**bearer(keys["ann"]), "Idempotency-Key": "fifty"}
 
     def post(_: int) -> httpx.Response:
@@ -91,7 +100,7 @@ def test_fifty_posts_with_one_key_are_one_job(pair: Pair, keys: dict[str, str]) 
         answers = list(pool.map(post, range(50)))
     assert {answer.status_code for answer in answers} == {200}
     (job,) = {answer.json()["id"] for answer in answers}
-    assert pair.job_count() == before + 1
+    assert listed(pair.client).keys() - before == {job}
     other = httpx.post(f"{pair.diffusion.url}/v1/videos", files=form({**GOOD, "seed": "5"}), headers=headers)
     assert other.status_code == 409
     pair.completed(job)
@@ -143,18 +152,19 @@ def test_the_log_has_an_audit_and_no_prompt(pair: Pair, cases: Path, keys: dict[
     pair.completed(job)
     pair.post({**fields, "seconds": "PROMPT-SECRET"}, [named])  # type: ignore[list-item]
     line = f"key=root job={job} end=completed gpu_seconds="
-    processes.wait_until(lambda: line in pair.diffusion.log.read_text(), 10, "the audit line of the job's end")
+    processes.wait_until(lambda: line in pair.diffusion.log.read_text(), 30, "the audit line of the job's end")
     for service in (pair.diffusion, pair.encoder):
         assert "SECRET" not in service.log.read_text()
     assert not any(key in pair.diffusion.log.read_text() for name, key in keys.items() if name != "file")
 
 
-def test_record_and_file_expire_together_without_anybody_asking(pair: Pair) -> None:  # cases 3 and 9
-    job = pair.submit(GOOD)
-    expires = pair.completed(job)["expires_at"]
+def test_record_and_file_expire_together_without_anybody_asking(
+    pair: Pair, early: dict[str, object]
+) -> None:  # cases 3 and 9
+    job, expires = early["id"], early["expires_at"]
     assert isinstance(expires, int)
     time.sleep(max(expires - time.time(), 0) + 5)
-    assert pair.client.get("/v1/videos").json()["data"] == []
+    assert not list(pair.state.rglob(f"{job}*"))
+    assert job not in listed(pair.client)
     for path in ("", "/content"):
         assert pair.client.get(f"/v1/videos/{job}{path}").status_code == 404
-    assert list(pair.state.rglob("*.mp4")) == []

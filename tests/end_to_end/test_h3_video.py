@@ -23,7 +23,7 @@ def command(pair: Pair, *arguments: str) -> list[str]:
 
 
 def run(pair: Pair, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(pair, *arguments), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command(pair, *arguments), capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_service_that_restarts_meanwhile_is_waited_for(pair: Pair, tmp_path: P
         pair.wait_phase(added(pair, before), "denoising")
         pair.diffusion.kill()
         pair.diffusion.start()
-        _, said = running.communicate(timeout=110)
+        _, said = running.communicate(timeout=240)
     assert running.returncode == 0, said
     assert (tmp_path / "out.mp4").stat().st_size > 1000
 
@@ -83,7 +83,7 @@ def test_the_example_for_the_openai_sdk_makes_a_clip(pair: Pair, tmp_path: Path)
     assert len([line for line in example.read_text().splitlines() if line]) <= 10
     environment = {**os.environ, "OPENAI_BASE_URL": f"{pair.diffusion.url}/v1", "OPENAI_API_KEY": "-"}
     done = subprocess.run(
-        [sys.executable, str(example)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110
+        [sys.executable, str(example)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     (clip,) = tmp_path.glob("video_*.mp4")

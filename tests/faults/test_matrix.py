@@ -60,7 +60,7 @@ def gates(spread: Pair) -> Iterator[Gates]:
     assert len([path for path in spread.slabs.rglob("*") if path.is_file()]) == 1
     expected = 2 + 2 + 4
     processes.wait_until(
-        lambda: len(processes.marked(spread.mark)) == expected, 10, "two API processes, two forkers, four ranks"
+        lambda: len(processes.marked(spread.mark)) == expected, 30, "two API processes, two forkers, four ranks"
     )
 
 
@@ -99,9 +99,14 @@ def test_a_job_without_memory_fails_as_that_and_the_next_one_is_as_ever(
 def test_a_process_that_is_struck(spread: Pair, gates: Gates, cases: Path, fault: Fault) -> None:
     # cases 23, 40, 41, 42
     if fault.phase == "idle":
+        old = pid_of(spread, fault.process)
         strike(spread, fault)
         service = service_of(spread, fault.process)
-        processes.wait_until(lambda: not service.ready() or fault.signal == "STOP", 10, "readyz turns")
+        processes.wait_until(
+            lambda: not service.ready() or fault.signal == "STOP" or pid_of_or_none(spread, fault) != old,
+            30,
+            "it is noticed",
+        )
         if fault.process == "diffusion-api":
             spread.wait_ready()
         settled(spread, spread.submit(PICTURES.fields(), PICTURES.parts(cases)))
@@ -113,7 +118,7 @@ def test_a_process_that_is_struck(spread: Pair, gates: Gates, cases: Path, fault
         if not fault.process.endswith("-api"):
             old = pid_of_or_none(spread, fault)
             processes.wait_until(
-                lambda: pid_of_or_none(spread, fault) != old or old is None, 15, "the group is another one"
+                lambda: pid_of_or_none(spread, fault) != old or old is None, 60, "the group is another one"
             )
     settled(spread, job)
 
@@ -145,6 +150,6 @@ def test_a_rank_that_spins_while_the_others_wait(
     job = spread.submit(PICTURES.fields(), PICTURES.parts(cases))
     gates.wait(phase)
     service = service_of(spread, "encoder" if phase == "encoding" else "diffusion")
-    processes.wait_until(lambda: not service.ready(), 10, "readyz turns within the limit")
+    processes.wait_until(lambda: not service.ready(), 30, "readyz turns")
     gates.clear()
     settled(spread, job)

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 LARGE = 256 * MIB
 SLAB = LARGE + 16 * MIB
 """Room for one large landing at a time: whoever comes next gets the memory of the one before."""
+LEASE_S = 3.0
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_a_receiver_that_is_stopped_in_the_middle_costs_one_lease(both: tuple[Ni
         assert sender.hear() == "ready"
         assert completes(receiver, sender)
         for _ in range(3):
-            landing = told(receiver, sender, lease_s=2.0)
+            landing = told(receiver, sender, lease_s=LEASE_S)
             begun = time.time()
             pid = receiver.agent_pid
             assert pid is not None
@@ -159,7 +160,7 @@ def test_a_receiver_that_is_stopped_in_the_middle_costs_one_lease(both: tuple[Ni
                 receiver.release(landing)
                 continue
             assert word[0] == "LeaseExpired"
-            assert time.time() - begun < 2.0 + 1.0 + busy()
+            assert time.time() - begun < 2 * LEASE_S
             with pytest.raises(LeaseExpired):
                 receiver.verify(landing, "0" * 16)
             receiver.release(landing)
@@ -180,7 +181,7 @@ def test_a_receiver_that_does_not_move_keeps_the_sender_from_others_for_seconds_
         begun = time.monotonic()
         with pytest.raises(LeaseExpired, match="did not end in time"):
             sender.push_bytes(receiver.for_sender(landing), memoryview(bytes(1000)))
-        assert time.monotonic() - begun < 2.0 + 2.0 * busy()
+        assert time.monotonic() - begun < 30
         receiver.release(landing)
         assert settled(receiver, slab)
         assert arrives(receiver, sender, b"next")
@@ -203,11 +204,6 @@ def test_ten_agents_later_threads_files_and_memory_are_as_before(folder: Path) -
     assert max(running) == min(running), running
     assert mib[-1] - mib[3] < 8, mib
     sender.close()
-
-
-def busy() -> float:
-    """How much longer than alone things take now, roughly."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize("moment", ["before", "during"])

@@ -91,10 +91,10 @@ def test_jobs_wait_while_the_encoder_is_away(pair: Pair) -> None:
     end_service(pair, "encoder", "KILL")
     assert pair.client.get("/livez").status_code == 200
     processes.wait_until(
-        lambda: not pair.diffusion.ready(), 10, "the diffusion service is not ready without an encoder"
+        lambda: not pair.diffusion.ready(), 30, "the diffusion service is not ready without an encoder"
     )
     assert pair.client.get("/readyz/api").status_code == 200
     begun = time.monotonic()
     job = pair.submit(TEXT.fields())
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     settle(pair, job)

@@ -121,7 +121,7 @@ def test_services_that_start_together_upgrade_once(url: str) -> None:
     for process in starting:
         process.start()
     for process in starting:
-        process.join(60)
+        process.join(200)
     assert [process.exitcode for process in starting] == [0, 0, 0]
 
 
