@@ -35,7 +35,14 @@ def test_fp32_equals_one_rank(ranks: Ranks, checkpoint: Path) -> None:
     assert spread.agree
 
 
-@pytest.mark.parametrize("tokens", [TOKENS, list(range(60, 120)), [50, 50, *range(30, 110)]], ids=len)
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        TOKENS,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (list(range(60, 120)), [50, 50, *range(30, 110)])),
+    ],
+    ids=len,
+)
 def test_bf16_is_nearer_to_one_rank_than_bf16_is_to_fp32(ranks: Ranks, checkpoint: Path, tokens: list[int]) -> None:
     exact = run(ranks, Mesh(), checkpoint, torch.float32, tokens)
     alone = run(ranks, Mesh(), checkpoint, torch.bfloat16, tokens)

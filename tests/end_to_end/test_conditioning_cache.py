@@ -43,6 +43,7 @@ def test_ten_seeds_of_one_request_cost_one_encode(pair: Pair, cases: Path) -> No
         assert (again["conditioning_cache"], again["frames_sha256"]) == ("hit", video["frames_sha256"])
 
 
+@pytest.mark.slow
 def test_clips_of_kept_conditioning_equal_those_of_fresh_conditioning(pair: Pair, cases: Path) -> None:
     first = made(pair, CLIP, cases)
     for n in range(3):  # push it out: 512 MiB are more than this slab

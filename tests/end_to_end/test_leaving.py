@@ -33,7 +33,7 @@ def service_of(pair: Pair, name: str) -> Service:
     return pair.encoder if name == "encoder" else pair.diffusion
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loading", [False, True], ids=["before its ranks", "while ranks load"])
 @pytest.mark.parametrize("name", ["encoder", "diffusion"])
 def test_a_service_that_is_not_ready_leaves_with_0(

@@ -78,7 +78,7 @@ def test_a_urlencoded_body_is_read_too(pair: Pair, path: str) -> None:
         assert pair.completed(answer.json()["id"])["num_frames"] == 107
 
 
-@pytest.mark.parametrize(("seconds", "frames"), [(4, 107), (9, 226), (15, 362)])
+@pytest.mark.parametrize(("seconds", "frames"), [(4, 107), pytest.param(9, 226, marks=pytest.mark.slow), (15, 362)])
 def test_what_is_asked_is_made_to_the_frame(pair: Pair, seconds: int, frames: int) -> None:
     # case 17
     job = pair.submit({"prompt": "a red ball", "seconds": str(seconds), "size": "64x64", "num_inference_steps": "2"})
@@ -88,7 +88,9 @@ def test_what_is_asked_is_made_to_the_frame(pair: Pair, seconds: int, frames: in
     assert len(read_clip(pair.client.get(f"/v1/videos/{job}/content").content).frames) == frames
 
 
-@pytest.mark.parametrize("size", ["128x64", "64x128", "96x64", "64x64", "128x32"])
+@pytest.mark.parametrize(
+    "size", ["64x128", "96x64", *(pytest.param(each, marks=pytest.mark.slow) for each in ("128x64", "64x64", "128x32"))]
+)
 def test_a_size_that_is_accepted_is_made_to_the_pixel(pair: Pair, size: str) -> None:
     # case 19
     width, height = size.split("x")

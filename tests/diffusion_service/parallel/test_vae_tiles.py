@@ -14,7 +14,7 @@ from tests.diffusion_service.parallel.decoding import Clip, Decoded
 from tests.ranks import Ranks
 
 JOBS = "tests.diffusion_service.parallel.decoding"
-GROUPS = [Mesh(tp=2), Mesh(tp=4)]
+GROUPS = [Mesh(tp=2), pytest.param(Mesh(tp=4), marks=pytest.mark.slow)]
 CLIPS = {
     # case 57: canvases of 1, 2, 4 and 3 tiles
     "16x16": Clip(16, 16, 39),

@@ -14,7 +14,7 @@ from tests.ranks import Ranks
 from tests.shared_runtime.conditioning.encoding import Encoded, Medium, Request
 
 ENCODE = "tests.shared_runtime.conditioning.encoding:encode"
-GROUPS = [Mesh(tp=2), Mesh(tp=4)]
+GROUPS = [Mesh(tp=2), pytest.param(Mesh(tp=4), marks=pytest.mark.slow)]
 MIXED = Request((Medium(64, 112), Medium(112, 64, 22, sound=True), Medium(frames=0), Medium(64, 64, 39)), tile=64)
 REQUESTS = {
     # case 57: canvases of 1, 2, 4 and 3 tiles

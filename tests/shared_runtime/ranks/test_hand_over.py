@@ -14,7 +14,11 @@ from tests.shared_runtime.ranks.handing_over import digest, payload
 JOBS = "tests.shared_runtime.ranks.handing_over"
 LARGE, SMALL = 300 * 10**6, 10**6
 LIMIT_S = 20.0
-MESHES = [Mesh(tp=4), Mesh(ulysses=4), Mesh(tp=2, ulysses=2)]
+MESHES = [
+    Mesh(tp=2, ulysses=2),
+    pytest.param(Mesh(tp=4), marks=pytest.mark.slow),
+    pytest.param(Mesh(ulysses=4), marks=pytest.mark.slow),
+]
 LINES = [(0, 1), (2, 3), (0, 2), (1, 3), (1, 2, 3), (2,)]
 
 
@@ -50,6 +54,7 @@ def eight() -> Iterator[Ranks]:
         yield groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_a_group_works_or_its_deploy_file_is_refused_in_one_line(eight: Ranks, world: int, tp: int) -> None:
