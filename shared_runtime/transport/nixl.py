@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
@@ -50,6 +51,16 @@ def _load() -> ModuleType:
             del sys.modules["torch"]
     logging.getLogger("nixl").setLevel(logging.WARNING)
     return module
+
+
+@dataclass(frozen=True)
+class DeviceBytes:
+    """Bytes on a GPU that stay where they are until a write of them has ended."""
+
+    address: int
+    nbytes: int
+    device: int
+    """As CUDA numbers it in this process."""
 
 
 class Write:
@@ -145,10 +156,11 @@ class Agent:
         with self._ignored():
             self._agent.remove_remote_agent(name)
 
-    def write(self, peer: str, address: int, data: memoryview, note: bytes) -> Write:
-        """Begin to write `data` to `address` in the peer's memory; `note` arrives there after the last byte.
+    def write(self, peer: str, address: int, data: "memoryview | DeviceBytes", note: bytes) -> Write:
+        """Begin to write `data` to `address` in the peer's memory; `note` arrives there after the last byte, if any.
 
-        Without data the note alone is sent. Other threads run meanwhile.
+        Without data the note alone is sent. Other threads run meanwhile. UCX must know CUDA to read `DeviceBytes`:
+        one that does not takes the address for the host's, and the process ends.
 
         Raises:
             TransportError: it could not begin.
@@ -157,13 +169,13 @@ class Agent:
             with self._transport_errors("send a notification"):
                 self._agent.send_notif(peer, note)
             return Write(self, None, None)
-        source = address_of(data)
+        kind, source = _place(data)
         with self._transport_errors("register what it sends"):
-            registered = self._agent.register_memory([(source, data.nbytes, 0, "")], "DRAM")
+            registered = self._agent.register_memory([(*source, "")], kind)
         handle = None
         try:
             with self._transport_errors("write into a landing"):
-                local = self._agent.get_xfer_descs([(source, data.nbytes, 0)], "DRAM")
+                local = self._agent.get_xfer_descs([source], kind)
                 remote = self._agent.get_xfer_descs([(address, data.nbytes, 0)], "DRAM")
                 handle = self._agent.initialize_xfer("WRITE", local, remote, peer, note)
                 self._agent.transfer(handle)
@@ -232,6 +244,13 @@ class Agent:
             time.sleep(POLL_S)
         if bytes(pages[:PROOF_BYTES]) != bytes(pages[PROOF_BYTES:]):
             raise DeployError(f"NIXL's loop-back write of {PROOF_BYTES} bytes changed them: {_TLS_HINT}")
+
+
+def _place(data: memoryview | DeviceBytes) -> tuple[str, tuple[int, int, int]]:
+    """As NIXL's descriptors say it: kind of memory; address, bytes and device."""
+    if isinstance(data, DeviceBytes):
+        return "VRAM", (data.address, data.nbytes, data.device)
+    return "DRAM", (address_of(data), data.nbytes, 0)
 
 
 def address_of(view: memoryview) -> int:
