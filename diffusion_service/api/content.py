@@ -39,8 +39,10 @@ class ClipAnswers:
         self._artifacts = artifacts
         self._redirect_s = redirect_s
 
-    async def clip(self, request: Request, job: Job, index: int, headers: Mapping[str, str]) -> Response:
-        """The clip, whole or the part that `Range` names.
+    async def clip(
+        self, request: Request, job: Job, index: int, headers: Mapping[str, str], *, redirect: bool = True
+    ) -> Response:
+        """The clip, whole or the part that `Range` names. `redirect`: the caller can follow one to the store.
 
         Raises:
             NotFound: it is gone.
@@ -51,7 +53,7 @@ class ClipAnswers:
             raise _gone(job) from error
         if isinstance(found, Path):
             return FileResponse(found, media_type=MEDIA_TYPE, filename=found.name, stat_result=facts, headers=headers)
-        if self._redirect_s is not None and request.method == "GET":
+        if redirect and self._redirect_s is not None and request.method == "GET":
             url = await run_in_threadpool(found.url, self._redirect_s)
             return RedirectResponse(url, 307, {**headers, "Cache-Control": "no-store"})
         return await self._through(request, job, index, found, headers)

@@ -88,6 +88,7 @@ PAGE = [
 PART = [
     parameter("variant", {"enum": ["video", "thumbnail"], "default": "video"}, "The clip, or a JPEG of it."),
     parameter("index", {"type": "integer", "minimum": 0, "default": 0}, "Which output."),
+    parameter("redirect", {"type": "boolean", "default": True}, "false: the MP4 from here, never a 307 to its store."),
 ]
 LAST_EVENT = [
     parameter("Last-Event-ID", {"type": "string", "pattern": "^[0-9]{1,18}$"}, "Go on after this event.", "header"),

@@ -157,10 +157,11 @@ class _Routes:
         if variant not in ("video", "thumbnail"):
             raise InvalidRequest(f"variant is video or thumbnail, not {variant[:40]!a}", param="variant")
         index = _index(request.query_params.get("index", "0"), job.plan.num_outputs)
+        redirect = _flag(request, "redirect", True)
         if job.status != "completed":
             raise NotFound(f"video {job.id} is {job.status}; its content can be read once it is completed")
         if variant == "video":
-            return await self._clips.clip(request, job, index, {})
+            return await self._clips.clip(request, job, index, {}, redirect=redirect)
         return await self._clips.picture(job, index)
 
     async def _job(self, request: Request) -> Job:
@@ -223,6 +224,18 @@ def _index(text: str, outputs: int) -> int:
         only = "0: this video has one output" if outputs == 1 else f"0 to {outputs - 1}"
         raise InvalidRequest(f"index is {only}", param="index")
     return int(text)
+
+
+def _flag(request: Request, name: str, default: bool) -> bool:
+    match request.query_params.get(name):
+        case None:
+            return default
+        case "true":
+            return True
+        case "false":
+            return False
+        case _:
+            raise InvalidRequest(f"{name} is true or false", param=name)
 
 
 def _order(text: str) -> Order:

@@ -35,8 +35,9 @@ export class Api {
     return this.json("v1/videos", { method: "POST", body, headers: { "Idempotency-Key": once } });
   }
 
+  /** Always of this server: where clips lie in a store, a redirect there would be another origin, and the page's policy forbids that. */
   contentUrl(id, index, variant = "video") {
-    return `v1/videos/${id}/content?index=${index}${variant === "video" ? "" : `&variant=${variant}`}`;
+    return `v1/videos/${id}/content?redirect=false&variant=${variant}&index=${index}`;
   }
 
   /** An address that a picture or player can load: with a key the bytes are fetched first, since neither sends one. */

@@ -1,45 +1,16 @@
 """A server that wants a key: the page asks for it, sends it with everything, and plays what no player could fetch."""
 
-import asyncio
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from diffusion_service.api.layers import Access
 from diffusion_service.keys import KeyRing, add_key
-from tests.browser.conftest import CHROMIUM
+from tests.browser.alone import with_page
 from tests.browser.steps import until
-from tests.diffusion_service.api.served import Around, Served, live
-
-
-def with_page(folder: Path, around: Around, body: Callable[[Page, str, Callable[[str], None]], None]) -> None:
-    """Run `body` with a page of an API of its own, its address, and what completes a job there.
-
-    In a thread: asyncio and Playwright both want the whole of one.
-    """
-    clip = (folder.parent / "clip.mp4").read_bytes()
-
-    async def served(api: Served, port: int) -> None:
-        loop = asyncio.get_running_loop()
-
-        def complete(job: str) -> None:
-            asyncio.run_coroutine_threadsafe(api.runner.finish(job, clip), loop).result(30)
-
-        def drive() -> None:
-            with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-                page = browser.new_page()
-                page.set_default_timeout(30_000)
-                body(page, f"http://127.0.0.1:{port}", complete)
-                browser.close()
-
-        await asyncio.to_thread(drive)
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(live, folder, served, around).result()
+from tests.diffusion_service.api.served import Around
 
 
 def test_a_key_is_asked_for_sent_with_everything_and_kept_for_the_tab(tmp_path: Path, cases: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.memory import MemoryJobStore
+from diffusion_service.jobs.shelves.shelf import Shelf
 from diffusion_service.outbound import PinnedClient
 from shared_runtime.answers import AnswerAccounts
 from shared_schema.deploy.service import AllowedHost
@@ -100,6 +101,9 @@ class Around:
     media_hosts: tuple[AllowedHost, ...] = ()
     fetch_s: float = 30
     adapters: Catalog | None = None
+    shelf: Shelf | None = None
+    """Where clips lie in place of the state folder."""
+    redirect_s: float | None = None
 
 
 PLAIN = Around()
@@ -142,7 +146,7 @@ def live(folder: Path, body: Callable[[Served, int], Awaitable[None]], around: A
 
 def _build(folder: Path, limits: ServerLimits, around: Around) -> Served:
     feed = JobFeed()
-    store, artifacts, health = MemoryJobStore(tell=feed.tell), Artifacts(folder), FakeHealth()
+    store, artifacts, health = MemoryJobStore(tell=feed.tell), Artifacts(folder, around.shelf), FakeHealth()
     runner = FakeRunner(store, artifacts, lambda: 1000.0, limits.retention_s)
     app = FastAPI()
     transport = httpx.ASGITransport(app=app)
@@ -153,7 +157,7 @@ def _build(folder: Path, limits: ServerLimits, around: Around) -> Served:
         store,
         artifacts,
         runner,
-        limits,
+        replace(limits, redirect_s=around.redirect_s),
         health,
         served.count_tokens,
         lambda: 1000.0,

@@ -28,7 +28,8 @@ def ask(artifacts: Artifacts, check: Check, redirect_s: float | None = None) -> 
     answers = ClipAnswers(artifacts, redirect_s)
 
     async def clip(request: Request) -> Response:
-        return await answers.clip(request, JOB, 0, {"X-Video-Id": JOB.id})
+        redirect = "stay" not in request.query_params
+        return await answers.clip(request, JOB, 0, {"X-Video-Id": JOB.id}, redirect=redirect)
 
     async def run() -> None:
         app = Starlette(routes=[Route("/clip", clip, methods=["GET", "HEAD"])])
@@ -84,6 +85,8 @@ def test_a_clip_in_a_store_can_be_a_link_into_it(artifacts: Artifacts, clip: byt
         async with httpx.AsyncClient(trust_env=False) as outside:
             some = await outside.get(answer.headers["location"], headers={"range": "bytes=0-9"})
         assert some.content == clip[:10]
+        stays = await client.get("/clip", params={"stay": ""}, headers={"range": "bytes=0-9"})
+        assert (stays.status_code, stays.content) == (206, clip[:10])
         # A link is signed for one method.
         assert (await client.head("/clip")).status_code == 200
 

@@ -359,7 +359,7 @@ def test_content_has_ranges_a_head_and_a_thumbnail(tmp_path: Path) -> None:
         assert beyond.headers["content-range"] == f"bytes */{len(clip)}"
         picture = await served.client.get(url, params={"variant": "thumbnail"})
         assert (picture.headers["content-type"], picture.content[:3]) == ("image/jpeg", b"\xff\xd8\xff")
-        for query in ("variant=spritesheet", "variant=x", "index=1", "index=-1"):
+        for query in ("variant=spritesheet", "variant=x", "index=1", "index=-1", "redirect=maybe"):
             assert error(await served.client.get(f"{url}?{query}"))["param"] == query.partition("=")[0]
         served.artifacts.clip(job_id).unlink()
         error(await served.client.get(url), 404)
