@@ -23,7 +23,6 @@ from shared_runtime.transport.codec import checksum, gather
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.slab import Slab
 from shared_schema.deploy.load import load_deployment
-from shared_schema.deploy.model import Deployment
 from shared_schema.encode import ShmLanding
 from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL, Manifest
 from shared_schema.layout import Block, BlockKind, Layout
@@ -95,11 +94,19 @@ class Shop:
         return Payload(landing, payload.manifest)
 
     def make(
-        self, stage: dict[str, object] | Deployment, *, adapter: Adapter | None = None, steps: int = 2, **command: Any
+        self,
+        stage: dict[str, object],
+        *,
+        steps: int = 2,
+        adapter: Adapter | None = None,
+        requested: Adapter | None = None,
     ) -> Outcome:
-        """One job of each task, by ranks that are loaded as `stage` of the tiny preset says."""
-        deployment = stage if isinstance(stage, Deployment) else load_deployment("tiny", json.dumps({"1": stage}))
-        diffusion = deployment.diffusion
+        """One job of each task, by ranks that are loaded as `stage` of the tiny preset says.
+
+        Both adapters are for t2va and fl2va: with `adapter`, which is merged, no other task is made; `requested` comes
+        with the jobs that it is for.
+        """
+        diffusion = load_deployment("tiny", json.dumps({"1": stage})).diffusion
         tasks = set(Task) if adapter is None else {Task.T2VA, Task.FL2VA}
         settings = DiffusionRankSettings(
             checkpoint=tiny_checkpoint(),
@@ -113,7 +120,8 @@ class Shop:
         )
         parallel = diffusion.parallel_config
         mesh = Mesh(parallel.tensor_parallel_size, parallel.ulysses_degree)
-        commands = [replace(self._command(task, steps), **command) for task in Task if task in tasks]
+        commands = [self._command(task, steps) for task in Task if task in tasks]
+        commands = [each if each.task is Task.REF2VA else replace(each, adapter=requested) for each in commands]
         made = self._ranks.run(mesh, JOBS, settings, commands)
         assert isinstance(made, Outcome)
         return made

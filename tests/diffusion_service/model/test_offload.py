@@ -36,13 +36,23 @@ def resident(shop: Shop) -> dict[tuple[int, int], Outcome]:
     return {degrees: shop.make({**plan(*degrees)}, steps=3) for degrees in PLANS}
 
 
-@pytest.mark.parametrize("degrees", PLANS, ids=str)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "degrees"),
+    [
+        ("module", (1, 1)),
+        ("module", (2, 2)),
+        ("layerwise", (1, 1)),
+        ("layerwise", (2, 2)),
+        ("gathered", (1, 2)),
+        ("gathered", (2, 2)),
+        ("rank-local", (1, 2)),
+        ("rank-local", (2, 1)),
+    ],
+    ids=str,
+)
 def test_clips_are_those_of_resident_weights_bit_for_bit(
     shop: Shop, resident: dict[tuple[int, int], Outcome], mode: str, degrees: tuple[int, int]
 ) -> None:
-    if mode == "gathered" and degrees[1] == 1:
-        pytest.skip("no two ranks hold the same weights")
     made, wanted = shop.make({**MODES[mode], **plan(*degrees)}, steps=3), resident[degrees]
     for task in Task:
         assert made.clips[task].digests == wanted.clips[task].digests, task
