@@ -20,6 +20,8 @@ DEPLOY ?= $(if $(filter tiny,$(MODEL)),tiny,minimax_h3_disaggregated)
 OVERRIDES ?=
 LORA ?=
 TASK ?=
+PORT ?= 8000
+ENCODER_PORT ?= 8001
 TESTS ?= tests -m 'not slow'
 
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
@@ -35,7 +37,7 @@ FUZZ_SECONDS ?= 600
 help:
 	@echo "make setup   make $(VENV) from constraints.txt"
 	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/"
-	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK=)"
+	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK= PORT= ENCODER_PORT=)"
 	@echo "make test    run the tests but the slow ones, which .ci/run adds (TESTS=tests/shared_schema for a part)"
 	@echo "make faults  kill and stop every process of a pair in every phase (.ci/run faults: a part of it)"
 	@echo "make crash   200 jobs while processes are killed at random for MINUTES=10 (SEED= DATABASE=postgres)"
@@ -77,7 +79,7 @@ demo:
 	$(BIN)/python -m video_client.demo
 
 serve:
-	$(BIN)/python -m video_client.pair --model "$(MODEL)" --deploy-config "$(DEPLOY)" $(if $(OVERRIDES),--stage-overrides '$(OVERRIDES)') $(if $(LORA),--lora-path "$(LORA)") $(if $(TASK),--task-type "$(TASK)")
+	$(BIN)/python -m video_client.pair --model "$(MODEL)" --deploy-config "$(DEPLOY)" $(if $(OVERRIDES),--stage-overrides '$(OVERRIDES)') $(if $(LORA),--lora-path "$(LORA)") $(if $(TASK),--task-type "$(TASK)") --port $(PORT) --encoder-port $(ENCODER_PORT)
 
 test:
 	$(BIN)/python -m pytest $(TESTS)

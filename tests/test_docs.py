@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,42 @@ import yaml
 from shared_schema.deploy.load import load_deployment
 from shared_schema.deploy.service import ServiceSettings
 from shared_schema.videos import CreateVideo, ExtraParams, Target
+from tests.documents import PAGES, ROOT, blocks, fences
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+NOT_RUN = {
+    "README.md": {
+        "The first stage of CI": 1,
+        "Not run by CI, wants GPUs and the real weights": 4,
+        "Not run by CI, wants Docker (`.ci/run containers` does all of it)": 1,
+        "Not run by CI, wants two hosts": 1,
+        "Stays until Ctrl-C": 1,
+        "Each stays until Ctrl-C, in a terminal of its own": 1,
+    }
+}
+"""Blocks of commands that `tests/end_to_end/test_documents.py` does not run, by the mark above them."""
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def test_every_block_says_what_it_is_and_few_commands_are_not_run() -> None:
+    not_run: dict[str, Counter[str]] = {}
+    for page in PAGES:
+        found = list(blocks(page))
+        assert len(found) == fences(page), page
+        assert {block.language for block in found} <= {"sh", "yaml", "text"}, page
+        for block in found:
+            if block.mark is not None:
+                assert block.language == "sh", block
+                not_run.setdefault(page.name, Counter())[block.mark] += 1
+    assert not_run == NOT_RUN
+
+
+def test_settings_in_blocks_are_settings(tmp_path: Path) -> None:
+    shown = [block.body for page in PAGES for block in blocks(page) if block.language == "yaml"]
+    assert len(shown) > 1
+    for each in shown:
+        (tmp_path / "shown.yaml").write_text(f"base_config: tiny\n{each}", encoding="utf-8")
+        load_deployment(str(tmp_path / "shown.yaml"))
 
 
 @pytest.mark.parametrize("script", ["reference.py", "architecture.py"])
@@ -46,7 +78,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_something(page: Path) -> None:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if link.startswith("http"):
@@ -135,6 +167,6 @@ def test_figures_of_operations_are_those_that_were_measured() -> None:
 
 def test_settings_that_pages_speak_of_are_there() -> None:
     there = set(ServiceSettings.model_fields)
-    for page in [*PAGES, ROOT / "README.md"]:
+    for page in PAGES:
         named = set(re.findall(r"`service\.(\w+)", page.read_text(encoding="utf-8")))
         assert named <= there, page

@@ -1,5 +1,6 @@
 """`h3-video` and the example for the OpenAI SDK against a live pair: clips, a service that restarts, and Ctrl-C."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -39,7 +40,10 @@ def test_each_task_makes_a_clip(pair: Pair, cases: Path, tmp_path: Path, media: 
     done = run(pair, *SHORT, *files, "-o", str(tmp_path / "out.mp4"))
     assert done.returncode == 0, done.stderr
     assert read_clip((tmp_path / "out.mp4").read_bytes()).frames.shape == (107, 64, 64, 3)
-    assert pair.client.get("/v1/videos?limit=1").json()["data"][0]["task"] == task
+    video = pair.client.get("/v1/videos?limit=1").json()["data"][0]
+    assert (video["task"], video["prompt"]) == (task, "a red ball")
+    sent = [hashlib.sha256(Path(each).read_bytes()).hexdigest() for each in files if not each.startswith("--")]
+    assert [each["sha256"] for each in video["references"]] == sent
     assert "denoising" in done.stderr
 
 
