@@ -66,9 +66,9 @@ setup: requirements
 		$(BIN)/python -m pip install -qq $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH_SPEC); \
 		$(BIN)/python -m pip freeze | grep -E '^(torch|torchvision)==' >> $$pins; \
 	fi; \
-	extras=dev,nixl,otel,ray,postgres,s3; \
+	extras=dev,bench,nixl,otel,ray,postgres,s3; \
 	if ! $(BIN)/python -m pip install -qq --dry-run --no-deps --only-binary :all: -c $$pins nixl nixl-cu12 nixl-cu13 >/dev/null 2>&1; then \
-		extras=dev,otel,ray,postgres,s3; \
+		extras=dev,bench,otel,ray,postgres,s3; \
 		echo "setup: no NIXL wheel for this Python and machine: NixlConnector is not available here, SharedMemoryConnector is"; \
 	fi; \
 	echo "setup: installing with extras $$extras; about 3 GB to download and 7 GB on disk, so this takes minutes"; \

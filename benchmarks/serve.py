@@ -4,6 +4,7 @@
     python -m benchmarks.serve --url http://host:8000 --jobs 20 --concurrency 2 --size 1344x768 --steps 50
     python -m benchmarks.serve --mode clients      1,000 clients that poll and 200 that listen, beside ten that poll
     python -m benchmarks.serve --mode stored       10,000 kept jobs beside ten
+    python -m benchmarks.serve --mode load         clips a minute and waiting with more and more callers
     python -m benchmarks.serve --mode progress     how straight progress runs over wall time
 
 Every time of a job runs from sending the POST until the whole MP4 is here. Loading and warm-up jobs are left out.
@@ -25,6 +26,7 @@ from typing import Literal
 import httpx
 
 from benchmarks import clients, progress, stored
+from benchmarks import load as callers
 from benchmarks.figures import provenance, spread, stage_medians, write_json
 from benchmarks.served import ServedRun, run_job
 from shared_runtime.tiny import tiny_checkpoint
@@ -186,6 +188,10 @@ def _measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     match options.mode:
         case "clients":
             return _clients(options, folder)
+        case "load":
+            clip = replace(SMALLEST, num_inference_steps=options.load_steps)
+            with own_pair(options.model, options.deploy_config, folder) as pair, _client(pair) as client:
+                return callers.measure(client, clip, folder, options.callers, options.jobs)
         case "stored":
             return _shown(stored.measure(folder, few=10, many=options.stored, repeat=options.polls))
         case "progress":
@@ -254,7 +260,7 @@ def _row(name: str, figures: dict[str, float]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks.serve", description="Measure the pair through its public API.")
-    parser.add_argument("--mode", choices=["pair", "clients", "stored", "progress"], default="pair")
+    parser.add_argument("--mode", choices=["pair", "clients", "load", "stored", "progress"], default="pair")
     parser.add_argument("--url", help="a pair that runs; default: start one here and measure one process beside it")
     parser.add_argument("--model", default="tiny", help="`tiny` or a checkpoint's folder")
     parser.add_argument("--deploy-config", default="tiny")
@@ -263,7 +269,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--frames", type=int, default=345)
     parser.add_argument("--steps", type=int, default=200, help="sigma points")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=10, help="with --url")
+    parser.add_argument("--jobs", type=int, default=10, help="with --url, and of each level of --mode load")
+    parser.add_argument("--callers", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="with --mode load")
+    parser.add_argument("--load-steps", type=int, default=20, help="sigma points, with --mode load")
     parser.add_argument("--concurrency", type=int, default=1, help="with --url")
     parser.add_argument("--clients", type=int, default=1000, help="with --mode clients")
     parser.add_argument("--streams", type=int, default=200, help="with --mode clients")
