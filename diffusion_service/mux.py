@@ -26,6 +26,8 @@ SILENCE_PEAK = 1e-4
 """-80 dBFS: nothing that a listener could hear."""
 WAITING_WRITES = 2
 """Batches of frames that may wait for the encoder before `write_frames` waits too."""
+CONVERTERS = 4
+"""Threads that turn RGB into YUV: one takes longer for a frame than an H200 takes to decode it."""
 BT709_MATRIX = 1
 """`AVCOL_SPC_BT709` of ITU-T H.273; PyAV names only swscale's own numbers."""
 
@@ -69,6 +71,7 @@ class ClipWriter:
             path.unlink(missing_ok=True)
             raise
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mux")
+        self._converting = ThreadPoolExecutor(max_workers=CONVERTERS, thread_name_prefix="yuv")
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +114,7 @@ class ClipWriter:
             raise _misfit("the clip has no sound")
         self._submit(self._complete)
         self._settle(0)
-        self._thread.shutdown()
+        self._shut_down()
         self._closed = True
         return self._path.stat().st_size
 
@@ -120,7 +123,7 @@ class ClipWriter:
         if self._closed:
             return
         self._closed = True
-        self._thread.shutdown(cancel_futures=True)
+        self._shut_down()
         # A full disk cannot take the index that closing writes; the file goes anyway.
         with suppress(av.FFmpegError, OSError):
             self._container.close()
@@ -133,6 +136,10 @@ class ClipWriter:
         note = f"{self._constant_frames} of {self._num_frames} frames are of one colour"
         return (note, *self._sound_warnings)
 
+    def _shut_down(self) -> None:
+        for pool in (self._thread, self._converting):
+            pool.shutdown(cancel_futures=True)
+
     def _submit(self, work: Callable[[], None]) -> None:
         self._settle(WAITING_WRITES)
         self._writes.append(self._thread.submit(work))
@@ -143,9 +150,8 @@ class ClipWriter:
                 self._writes.popleft().result()
 
     def _encode_frames(self, frames: NDArray[np.uint8], first: int) -> None:
-        for index, pixels in enumerate(frames, start=first):
-            self._constant_frames += _is_constant(pixels)
-            frame = _yuv(pixels)
+        self._constant_frames += sum(map(_is_constant, frames))
+        for index, frame in enumerate(self._converting.map(_yuv, frames), start=first):
             frame.pts = index
             frame.time_base = Fraction(1, FPS)
             self._container.mux(self._video.encode(frame))

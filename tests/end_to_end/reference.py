@@ -81,7 +81,7 @@ def make_clip(pipeline: Any, clip: Clip, folder: Path) -> MadeClip:
         **_media_inputs(clip, folder),
     )
     scaled = np.float32(255) * np.clip(made["videos"][0].astype(np.float32), 0, 1)
-    return MadeClip(np.rint(scaled).astype(np.uint8), made["audio"][0].numpy().astype(np.float32))
+    return MadeClip(np.rint(scaled).astype(np.uint8), made["audio"][0].cpu().numpy().astype(np.float32))
 
 
 def _media_inputs(clip: Clip, folder: Path) -> dict[str, Any]:
