@@ -13,7 +13,7 @@ from tests.shared_runtime.ranks.handing_over import digest, payload
 
 JOBS = "tests.shared_runtime.ranks.handing_over"
 LARGE, SMALL = 300 * 10**6, 10**6
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 MESHES = [
     Mesh(tp=2, ulysses=2),
     pytest.param(Mesh(tp=4), marks=pytest.mark.slow),
