@@ -195,7 +195,7 @@ def read_header(file: Path) -> StoredFile:
     """Tensors and metadata of a safetensors file; no value is read.
 
     Raises:
-        DeployError: no such file, or it is not whole.
+        DeployError: no such file, it cannot be read, or it is not whole.
     """
     try:
         with file.open("rb") as stream:
@@ -216,7 +216,9 @@ def read_header(file: Path) -> StoredFile:
         return StoredFile(tensors, metadata)
     except FileNotFoundError as error:
         raise DeployError(f"{file} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except OSError as error:
+        raise DeployError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise DeployError(f"{file} is not a whole safetensors file: {error}; delete it and fetch it again") from error
 
 

@@ -1,15 +1,13 @@
 """One running stack for all tests of this folder; `.ci/run containers` starts the engine and builds the images."""
 
-import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.containers.stack import READY_S, Stack
-from tests.end_to_end.pair import Pair, Service, free_port
+from shared_runtime.tiny import tiny_checkpoint
+from tests.containers.stack import READY_S, Stack, from_outside, running
+from tests.end_to_end.pair import Pair
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,13 +21,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     """The stack as compose.yaml has it; when the tests are done it goes with everything that it had."""
-    stack = Stack(f"h3-{uuid.uuid4().hex[:8]}", free_port())
-    try:
-        stack.up()
+    with running() as stack:
         yield stack
-    finally:
-        stack.down()
-    assert stack.left() == []
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    """The tiny checkpoint's folder; the containers make the same one."""
+    return tiny_checkpoint()
 
 
 @pytest.fixture(scope="session", params=["as started", "encoder restarted", "diffusion restarted"])
@@ -41,19 +40,13 @@ def pair(stack: Stack, request: pytest.FixtureRequest, tmp_path_factory: pytest.
         stack.done("restart", service)
         stack.wait_ready()
         assert stack.state(other)["StartedAt"] == before
-    root = tmp_path_factory.mktemp("stack")
-    encoder, diffusion = (
-        Service(f"{name}_service", [], port, root / f"{name}.log", dict(os.environ))
-        for name, port in (("encoder", 0), ("diffusion", stack.port))
-    )
-    with httpx.Client(base_url=stack.url, timeout=120) as client:
-        yield Pair(root, root, stack.name, encoder, diffusion, client)
+    with from_outside(stack, tmp_path_factory.mktemp("stack")) as pair:
+        yield pair
 
 
 @pytest.fixture
 def outside(stack: Stack, tmp_path: Path) -> Iterator[Pair]:
     """As `pair`, however the stack is now; for tests that break it."""
     stack.wait_ready()
-    service = Service("diffusion_service", [], stack.port, tmp_path / "none.log", {})
-    with httpx.Client(base_url=stack.url, timeout=120) as client:
-        yield Pair(tmp_path, tmp_path, stack.name, service, service, client)
+    with from_outside(stack, tmp_path) as pair:
+        yield pair

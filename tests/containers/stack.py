@@ -5,12 +5,15 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
+from tests.end_to_end.pair import Pair, Service, free_port
 from tests.end_to_end.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +114,30 @@ class Stack:
         label = f"label=com.docker.compose.project={self.name}"
         kinds = (("ps", "--all", "--format", "{{.Names}}"), ("volume", "ls", "--quiet"), ("network", "ls", "--quiet"))
         return [name for kind in kinds for name in docker(*kind, "--filter", label).split()]
+
+
+@contextmanager
+def running(variables: Mapping[str, str] | None = None, *overlays: str) -> Iterator[Stack]:
+    """A stack of its own under those overlays, healthy inside; afterwards nothing of it may be left."""
+    files = tuple(ROOT / "docker" / f"compose.{name}.yaml" for name in overlays)
+    stack = Stack(f"h3-{uuid.uuid4().hex[:8]}", free_port(), variables or {}, files)
+    try:
+        stack.up()
+        yield stack
+    finally:
+        stack.down()
+    assert stack.left() == []
+
+
+@contextmanager
+def from_outside(stack: Stack, root: Path) -> Iterator[Pair]:
+    """The stack as the tests of two processes know a pair, by its public port alone."""
+    encoder, diffusion = (
+        Service(f"{name}_service", [], port, root / f"{name}.log", {})
+        for name, port in (("encoder", 0), ("diffusion", stack.port))
+    )
+    with httpx.Client(base_url=stack.url, timeout=120) as client:
+        yield Pair(root, root, stack.name, encoder, diffusion, client)
 
 
 def wait_exit(stack: Stack, service: str, timeout_s: float = 120.0) -> int:

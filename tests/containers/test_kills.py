@@ -1,4 +1,4 @@
-"""A killed container comes back by itself, the other one is left alone, jobs survive, and no volume keeps a trace."""
+"""A container is killed or restarted in any phase: the pair heals, the job is made, the other one is left alone."""
 
 import re
 from pathlib import Path
@@ -16,24 +16,30 @@ KEPT = re.compile(rf"/state/(jobs\.sqlite3(-wal|-shm)?|lock|{CLIP})|/slab/h3slab
 
 
 @pytest.mark.parametrize(
-    ("service", "phase"),
+    ("how", "service", "phase"),
     [
-        ("encoder", "queued"),
-        ("encoder", "denoising"),
-        ("diffusion", "encoding"),
-        ("diffusion", "denoising"),
-        ("diffusion", "decoding"),
+        ("kill", "encoder", "queued"),
+        ("kill", "encoder", "denoising"),
+        ("kill", "diffusion", "encoding"),
+        ("kill", "diffusion", "denoising"),
+        ("kill", "diffusion", "decoding"),
+        ("restart", "encoder", "encoding"),
+        ("restart", "diffusion", "encoding"),
+        ("restart", "diffusion", "denoising"),
     ],
 )
-def test_a_killed_service_heals_and_its_job_is_made(
-    stack: Stack, outside: Pair, cases: Path, service: str, phase: str
+def test_the_pair_heals_and_the_job_is_made(
+    stack: Stack, outside: Pair, cases: Path, how: str, service: str, phase: str
 ) -> None:
     other = {"encoder": "diffusion", "diffusion": "encoder"}[service]
     before = stack.state(other)["StartedAt"]
     job = outside.submit(LONG, [file_part(cases / "vid_24fps.mp4")])
     if phase != "queued":
         outside.wait_phase(job, phase)
-    stack.kill(service)
+    if how == "kill":
+        stack.kill(service)
+    else:
+        stack.done("restart", service)
     stack.wait_ready()
     assert outside.completed(job, timeout_s=240)["num_frames"] == 243
     assert stack.state(other)["StartedAt"] == before

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+import yaml
 
 from diffusion_service.cli import FLAGS as DIFFUSION_FLAGS
 from encoder_service.cli import FLAGS as ENCODER_FLAGS
@@ -25,11 +26,14 @@ def compose_is_here() -> bool:
 
 @pytest.mark.skipif(not compose_is_here(), reason="no docker compose here")
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda names: "+".join(names) or "alone")
-def test_compose_takes_every_combination(combination: tuple[str, ...]) -> None:
+def test_compose_takes_every_combination_and_one_service_is_published(combination: tuple[str, ...]) -> None:
     files = [part for path in compose_files(combination) for part in ("-f", str(path))]
-    command = ["docker", "compose", "--project-directory", str(ROOT), *files, "--profile", "fetch", "config", "-q"]
+    command = ["docker", "compose", "--project-directory", str(ROOT), *files, "--profile", "fetch", "config"]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
+    services = yaml.safe_load(done.stdout)["services"]
+    published = [name for name, service in services.items() if service.get("ports")]
+    assert published == ["proxy" if "fleet" in combination else "diffusion"]
 
 
 def _environment() -> dict[str, str]:

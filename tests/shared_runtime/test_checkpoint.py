@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 
 from shared_runtime.checkpoint import Component, hub_patterns, resolve_checkpoint
-from shared_runtime.stored import missing_files, needs_tensor, stored_tensors
+from shared_runtime.stored import missing_files, needs_tensor, read_header, stored_tensors
 from shared_runtime.tiny import build_tiny
 from shared_schema.errors import DeployError
 from shared_schema.tasks import CanvasLimits
@@ -302,6 +302,12 @@ def test_half_a_file_is_named(broken: Path) -> None:
         stream.truncate(file.stat().st_size // 2)
     with pytest.raises(DeployError, match=f"{file} is not a whole safetensors file"):
         resolve_checkpoint(str(broken), DIFFUSION)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_broken(tmp_path: Path) -> None:
+    # An adapter of another owner was to be fetched again, so the line said. A folder cannot be read by root either.
+    with pytest.raises(DeployError, match=f"{tmp_path} cannot be read: Is a directory"):
+        read_header(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\xff" * 64, b"\2\0\0\0\0\0\0\0[]", b"\2\0\0\0\0\0\0\0{}x"])
