@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,37 @@ def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator
         yield pair
 
 
-@pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, cases: Path) -> Path:
-    """A folder with the reference's `digests.json` and a `.npz` with frames and sound for every clip, made anew."""
+@dataclass(frozen=True)
+class Making:
+    """The reference at work."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def making(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, cases: Path
+) -> Iterator[Making | None]:
+    """Begun at once where any test wants the reference: it needs one core for as long as other tests mostly wait."""
+    if not any("reference" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        yield None
+        return
     out = tmp_path_factory.mktemp("reference")
     wanted = out / "clips.json"
     wanted.write_text(json.dumps([clip.as_json() for clip in (*EQUAL_CLIPS, *HARD_MEDIA)]))
     command = [sys.executable, "-m", "tests.end_to_end.reference", str(checkpoint), str(cases), str(wanted), str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=REFERENCE_S, env=environment, check=False)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return out
+    log = out / "reference.log"
+    with log.open("wb") as said, subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process:
+        yield Making(out, process, log)
+        process.kill()
+
+
+@pytest.fixture(scope="session")
+def reference(making: Making | None) -> Path:
+    """A folder with the reference's `digests.json` and a `.npz` with frames and sound for every clip, made anew."""
+    assert making is not None
+    assert making.process.wait(REFERENCE_S) == 0, making.log.read_text(errors="replace")[-4000:]
+    return making.folder

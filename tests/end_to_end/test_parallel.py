@@ -1,6 +1,5 @@
 """Groups of several ranks through HTTP: what each holds, bad requests beside good ones, and both splits alike."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.end_to_end import processes
 from tests.end_to_end.bad_requests import Bad
 from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
 from tests.end_to_end.pair import Pair, make_pair, nixl_over
@@ -24,7 +24,8 @@ LATEST_S = 20.0
 
 @contextmanager
 def running(root: Path, checkpoint: Path, base: str) -> Iterator[Pair]:
-    pair = make_pair(root, str(checkpoint), base=base)
+    # Tests stop ranks, and a machine may be slow to let them go on.
+    pair = make_pair(root, str(checkpoint), {"dead_s": 60}, base=base)
     with pair.running():
         yield pair
 
@@ -76,20 +77,17 @@ def test_sixty_bad_requests_beside_two_good_ones(pair: Pair, digests: dict[str, 
     ranks = [*pair.encoder.rank_pids(), *pair.diffusion.rank_pids()]
     bad = [Bad("", fields) for _ in range(20) for fields in BAD]  # type: ignore[arg-type]
 
-    def refused(one: Bad) -> tuple[int, float, float]:
+    def refused(one: Bad) -> tuple[int, float]:
         answer = pair.post(one.form())
-        return answer.status_code, answer.elapsed.total_seconds(), time.time()
+        return answer.status_code, answer.elapsed.total_seconds()
 
-    with ThreadPoolExecutor(22) as pool:
+    with ThreadPoolExecutor(22) as pool, processes.frozen(ranks):
         good = [pool.submit(pair.submit, TEXT.fields()) for _ in range(2)]
         answers = list(pool.map(refused, bad))
         jobs = [job.result() for job in good]
-    assert {status for status, _, _ in answers} == {400}
-    assert max(seconds for _, seconds, _ in answers) < LATEST_S
+    assert {status for status, _ in answers} == {400}
+    assert max(seconds for _, seconds in answers) < LATEST_S
     assert [digest(pair, job) for job in jobs] == [digests[TEXT.name]] * 2
-    completed = [pair.video(job)["completed_at"] for job in jobs]
-    whole_second = 1
-    assert max(answered for _, _, answered in answers) < max(completed) + whole_second  # type: ignore[type-var,operator]
     assert [*pair.encoder.rank_pids(), *pair.diffusion.rank_pids()] == ranks
 
 
