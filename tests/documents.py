@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+FOREGROUND = re.compile(r"(Each s|S)tays until Ctrl-C\b")
 _BLOCK = re.compile(r"^(?:\*(?P<mark>[^*\n]+):\*\n\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 
 
@@ -19,6 +20,11 @@ class Block:
     language: str
     mark: str | None
     body: str
+
+    @property
+    def foreground(self) -> bool:
+        """Whether each of its lines runs until it is interrupted."""
+        return self.mark is not None and FOREGROUND.match(self.mark) is not None
 
 
 def blocks(page: Path) -> Iterator[Block]:

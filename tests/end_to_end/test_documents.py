@@ -5,15 +5,21 @@ What stands there as `.venv/bin/...` and port 8000 is this environment and the p
 
 import os
 import shlex
+import signal
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.documents import PAGES, ROOT, Block, blocks
-from tests.end_to_end.pair import Pair
+from tests.end_to_end import processes
+from tests.end_to_end.pair import START_S, STOP_S, Pair, free_port
 from tests.end_to_end.plain_media import read_clip
 from video_client.samples import make_samples
 
@@ -33,6 +39,7 @@ CLIENTS = {
 }
 """Clients are told where the pair is. The documents leave that out, since they take port 8000 by themselves."""
 COMMANDS = [page for page in PAGES if any(block.language == "sh" and block.mark is None for block in blocks(page))]
+STANDING = [block for page in PAGES for block in blocks(page) if block.foreground]
 CLIPS = ("clip.mp4", "frames.mp4", "references.mp4")
 
 
@@ -81,3 +88,57 @@ def test_every_command_does_what_it_says(pair: Pair, folder: Path, page: Path) -
     for name in CLIPS:
         if f"-o {name}" in script:
             assert read_clip((folder / name).read_bytes()).frames.shape[0] >= 107, name
+
+
+@contextmanager
+def standing(block: Block, folder: Path, ports: dict[str, int]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Every line of the block as a process, as in terminals of their own; afterwards Ctrl-C in each, last one first."""
+    body = block.body
+    for written, port in ports.items():
+        body = body.replace(f"--port {written}", f"--port {port}").replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
+    variables = environment(folder, PORT=str(ports["8000"]), ENCODER_PORT=str(ports["8001"]))
+    with (folder / "out").open("ab") as out:
+        running = [
+            subprocess.Popen(shlex.split(line), cwd=folder, env=variables, stdout=out, stderr=out, process_group=0)
+            for line in body.splitlines()
+        ]
+        try:
+            yield running
+        finally:
+            for process in reversed(running):
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGINT)
+                    process.wait(STOP_S)
+
+
+@pytest.mark.parametrize("block", STANDING, ids=lambda block: f"{block.page.name}:{block.line}")
+def test_what_stays_until_ctrl_c_serves_until_then(folder: Path, block: Block) -> None:
+    ports = {"8000": free_port(), "8001": free_port()}
+    url = f"http://127.0.0.1:{ports['8000']}"
+    with standing(block, folder, ports) as running:
+        deadline = time.monotonic() + START_S
+        while not answers(url):
+            assert all(process.poll() is None for process in running), (folder / "out").read_text()
+            assert time.monotonic() < deadline, (folder / "out").read_text()
+            time.sleep(0.2)
+        assert "<title>" in httpx.get(f"{url}/", timeout=10).text
+    said = (folder / "out").read_text()
+    assert said.count(" ready at http") >= 2, said
+    assert "Traceback" not in said, said
+    for port in ports.values():
+        processes.wait_until(lambda port=port: not listening(port), 10, "the ports are free")  # type: ignore[misc]
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def listening(port: int) -> bool:
+    try:
+        httpx.get(f"http://127.0.0.1:{port}/livez", timeout=5)
+    except httpx.TransportError:
+        return False
+    return True
