@@ -19,7 +19,7 @@ from shared_runtime.gpus import Gpu
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
-from shared_schema.deploy.model import Deployment
+from shared_schema.deploy.model import Deployment, DiffusionStage
 from shared_schema.deploy.settings import (
     DiffusionSettings,
     Partition,
@@ -37,6 +37,15 @@ RANKS = "diffusion_service.worker:main"
 """What a rank process runs."""
 
 ALWAYS_NEEDED: frozenset[Component] = frozenset({"vae_decoder", "audio_vae_decoder", "scheduler", "audio_scheduler"})
+
+PARTITION_BYTES = 66_300_000_000
+"""Of one released transformer."""
+ADALN_BYTES = 26_000_000_000
+"""Of it the AdaLN projections, which one GPU alone keeps on the host."""
+QUANTIZED_AWAY_BYTES = 19_200_000_000
+"""What FP8 saves of it."""
+BESIDE_BYTES = 24 * 2**30
+"""Decoders (9 GiB at their peak), the working set of the longest clip (11 GiB), what driver and libraries take."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,7 @@ def settle(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> Settled:
         DeployError: files are missing or wrong.
     """
     contract = startup_contract(settings.lora_path)
-    partitions = _partitions(settings.task_type, settings.deployment, contract)
+    partitions = _partitions(settings.task_type, settings.deployment, contract, gpus)
     tasks = tasks_served(partitions)
     if settings.task_type == "auto" or contract is not None:
         logger.info("task type %s serves %s", settings.task_type, ", ".join(sorted(tasks)))
@@ -177,15 +186,34 @@ def settle(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> Settled:
 def checkpoint_for(model: str, deployment: Deployment, task_type: TaskType, lora_path: str | None) -> Checkpoint:
     """The checkpoint `model`, fetched where that is called for, complete for what a service would load of it.
 
+    Whoever fetches may have no GPU: `auto` brings both transformers only where a service on CPUs would load them.
+
     Raises:
         DeployError: no such model, not complete, or the hub refuses.
     """
-    return _checkpoint(model, deployment, _partitions(task_type, deployment, startup_contract(lora_path)))
+    return _checkpoint(model, deployment, _partitions(task_type, deployment, startup_contract(lora_path), ()))
 
 
-def _partitions(task_type: TaskType, deployment: Deployment, contract: Contract | None) -> tuple[Partition, ...]:
-    # Whether both partitions fit is a question of GPU memory; on a CPU they do.
-    return partitions_for(task_type, both_fit=deployment.diffusion.on_cpu, contract=contract)
+def _partitions(
+    task_type: TaskType, deployment: Deployment, contract: Contract | None, gpus: tuple[Gpu, ...]
+) -> tuple[Partition, ...]:
+    return partitions_for(task_type, both_fit=both_fit(deployment.diffusion, gpus), contract=contract)
+
+
+def both_fit(stage: DiffusionStage, gpus: tuple[Gpu, ...]) -> bool:
+    """Whether every GPU of the stage holds its part of both transformers beside all else; on a CPU they fit.
+
+    By the released sizes. On GPUs that others use too, or whose memory is not known, they do not.
+    """
+    if stage.on_cpu:
+        return True
+    if stage.share_devices or not gpus:
+        return False
+    part = PARTITION_BYTES - (ADALN_BYTES if stage.world_size == 1 else 0)
+    if stage.diffusion_quantization_config is not None:
+        part -= QUANTIZED_AWAY_BYTES
+    each = part // stage.parallel_config.tensor_parallel_size
+    return 2 * each + BESIDE_BYTES <= min(gpu.memory_bytes for gpu in gpus)
 
 
 def _startup_lora(

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shared_runtime.gpus import LIBRARY, Gpu
+from shared_runtime.gpus import LIBRARY, Gpu, MemoryInfo
 
 PERIOD_S = 5.0
 
@@ -29,10 +29,6 @@ Reader = Callable[[], Mapping[str, Memory]]
 """Memory by GPU UUID."""
 
 
-class _Info(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
 class Driver:
     """The driver's management library, opened once."""
 
@@ -45,7 +41,7 @@ class Driver:
         """What it says now; a GPU that does not answer is left out."""
         found = {}
         for gpu in self._gpus:
-            handle, info = ctypes.c_void_p(), _Info()
+            handle, info = ctypes.c_void_p(), MemoryInfo()
             if self._library.nvmlDeviceGetHandleByUUID(gpu.uuid.encode(), ctypes.byref(handle)) != 0:
                 continue
             if self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(info)) == 0:

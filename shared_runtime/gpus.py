@@ -16,6 +16,14 @@ class Gpu:
     uuid: str
     """`GPU-` and 32 hex digits: the same in every process and container of the machine, whatever its number there."""
     name: str
+    memory_bytes: int = 0
+    """All that it has; 0 where that is not known."""
+
+
+class MemoryInfo(ctypes.Structure):
+    """What the library says of a GPU's memory, in bytes."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 def installed_gpus() -> tuple[Gpu, ...]:
@@ -41,7 +49,9 @@ def _gpu(driver: ctypes.CDLL, index: int) -> Gpu:
     uuid, name = ctypes.create_string_buffer(_TEXT), ctypes.create_string_buffer(_TEXT)
     driver.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(_TEXT))
     driver.nvmlDeviceGetName(handle, name, ctypes.c_uint(_TEXT))
-    return Gpu(uuid.value.decode(), name.value.decode())
+    memory = MemoryInfo()
+    known = driver.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
+    return Gpu(uuid.value.decode(), name.value.decode(), memory.total if known else 0)
 
 
 def visible_gpus(mask: str | None, installed: Sequence[Gpu]) -> tuple[Gpu, ...]:
