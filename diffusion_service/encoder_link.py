@@ -18,6 +18,8 @@ from shared_schema.encode import READ_VERSIONS, EncoderIdentity, ShmLanding
 from shared_schema.errors import H3Error, JobFailed, PayloadError, ReceiverBusy, SlabFull, TransportError
 
 PERIOD_S = 1.0
+STARVING_S = 0.25
+"""Between looks while the probe waits for room."""
 PROBE_BYTES = 64 * 2**20
 _HINTS: dict[ConnectorName, str] = {
     "SharedMemoryConnector": "shared memory needs one host and one slab folder; two hosts need NixlConnector",
@@ -75,7 +77,7 @@ class EncoderLink:
         self.reason = reason
 
     async def watch(self) -> None:
-        """Look every second, for ever."""
+        """Look every second, more often while the probe waits for room, for ever."""
         while True:
             before = self.reason
             try:
@@ -84,7 +86,7 @@ class EncoderLink:
                 self.reason, self.starving = f"the probe of the transport waits: {full}", True
             if self.reason != before:
                 logger.info("encoder at %s: %s", self.client.url, self.reason or "ready")
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(STARVING_S if self.starving else PERIOD_S)
 
     async def _look(self) -> str | None:
         if self._receiver.trouble is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from shared_schema.errors import NotReady
 
 LOOK_S = 0.05
 """Between looks for an encoder that is free."""
+STARVE_S = 0.6
+"""Between two calls for room: long enough for a link to have looked whether there is some by now."""
 
 
 @dataclass
@@ -73,12 +76,17 @@ class Encoders:
 
     async def _free(self, rank: Rank, starve: Callable[[bool], None]) -> _Place:
         self._asking.append(rank)
+        asked = -STARVE_S
         try:
             while True:
                 free = [place for place in self._places if place.link.reason is None and not place.busy]
                 if free and rank == min(self._asking):
                     return min(free, key=lambda place: place.served)
-                starve(self.starving)
+                if not self.starving:
+                    starve(False)
+                elif time.monotonic() - asked >= STARVE_S:
+                    starve(True)
+                    asked = time.monotonic()
                 await asyncio.sleep(LOOK_S)
         finally:
             starve(False)

@@ -141,7 +141,7 @@ class Fitter:
             attend = attend_by_heads(split, self._attention)
             use_attention(transformer.transformer_blocks, attend)
         on_host = self._on_gpu and (self._comm.world_size == 1 or self._plan.mode != "none")
-        modulation = Modulation(transformer, on_host=on_host, device=self._comm.device)
+        modulation = Modulation(transformer, on_host=on_host, device=self._comm.device, pinned=self._plan.pinned)
         if self._on_gpu:
             join_qkv(transformer, attend, norm_and_rotate_in_one_pass())
         if self._plan.mode == "module":

@@ -20,6 +20,7 @@ from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
 from shared_schema.deploy.model import Deployment, DiffusionStage
+from shared_schema.deploy.offload import offload_of
 from shared_schema.deploy.settings import (
     DiffusionSettings,
     Partition,
@@ -28,6 +29,7 @@ from shared_schema.deploy.settings import (
     partitions_for,
     tasks_served,
 )
+from shared_schema.errors import DeployError
 from shared_schema.lora import Contract
 from shared_schema.tasks import Task
 
@@ -175,10 +177,10 @@ def settle(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> Settled:
     """
     contract = startup_contract(settings.lora_path)
     partitions = _partitions(settings.task_type, settings.deployment, contract, gpus)
+    checkpoint, partitions = _present(settings, partitions)
     tasks = tasks_served(partitions)
     if settings.task_type == "auto" or contract is not None:
         logger.info("task type %s serves %s", settings.task_type, ", ".join(sorted(tasks)))
-    checkpoint = _checkpoint(settings.model, settings.deployment, partitions)
     lora = None if contract is None else _startup_lora(settings, checkpoint, partitions[0], contract)
     return Settled(settings, gpus, checkpoint, tasks, lora)
 
@@ -203,17 +205,32 @@ def _partitions(
 def both_fit(stage: DiffusionStage, gpus: tuple[Gpu, ...]) -> bool:
     """Whether every GPU of the stage holds its part of both transformers beside all else; on a CPU they fit.
 
-    By the released sizes. On GPUs that others use too, or whose memory is not known, they do not.
+    By the released sizes. On GPUs that others use too, or whose memory is not known, and with offload, which moves the
+    question to the host's memory, they do not.
     """
     if stage.on_cpu:
         return True
-    if stage.share_devices or not gpus:
+    if stage.share_devices or not gpus or offload_of(stage).mode != "none":
         return False
     part = PARTITION_BYTES - (ADALN_BYTES if stage.world_size == 1 else 0)
-    if stage.diffusion_quantization_config is not None:
+    quantized = stage.diffusion_quantization_config
+    if quantized is not None and not quantized.transformer.ignored_layers:
         part -= QUANTIZED_AWAY_BYTES
     each = part // stage.parallel_config.tensor_parallel_size
     return 2 * each + BESIDE_BYTES <= min(gpu.memory_bytes for gpu in gpus)
+
+
+def _present(
+    settings: DiffusionSettings, partitions: tuple[Partition, ...]
+) -> tuple[Checkpoint, tuple[Partition, ...]]:
+    """The checkpoint, and which of the wanted transformers it has; only `auto` on GPUs does with fewer."""
+    try:
+        return _checkpoint(settings.model, settings.deployment, partitions), partitions
+    except DeployError as error:
+        if settings.task_type != "auto" or settings.deployment.diffusion.on_cpu or len(partitions) == 1:
+            raise
+        logger.warning("task type auto: both transformers fit, but one is not there: %s", error)
+        return _checkpoint(settings.model, settings.deployment, partitions[:1]), partitions[:1]
 
 
 def _startup_lora(

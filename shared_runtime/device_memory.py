@@ -7,6 +7,7 @@ that is not, the driver first copies into a small buffer of its own. Everything 
 import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import torch
 import xxhash
@@ -84,12 +85,21 @@ def cuda_locker(chunk: int = LOCK_CHUNK) -> PageLocker:
     def register(address: int, nbytes: int) -> str | None:
         # 1: page-locked for every context of the process.
         code = runtime.cudaHostRegister(address, nbytes, 1)
-        return None if int(code) == 0 else f"cudaHostRegister: {torch.cuda.CudaError(int(code))}"
+        if int(code) == 0:
+            return None
+        _drop_pending_error()
+        return f"cudaHostRegister: {torch.cuda.CudaError(int(code))}"
 
     def unregister(address: int) -> None:
         runtime.cudaHostUnregister(address)
 
     return PageLocker(register, unregister, chunk=chunk)
+
+
+def _drop_pending_error() -> None:
+    """CUDA keeps the error of a call that failed for whoever launches the next kernel, and it would be blamed."""
+    with suppress(torch.AcceleratorError):
+        torch.zeros(1, device="cuda")
 
 
 def locker_for(device: torch.device) -> PageLocker | None:

@@ -17,6 +17,8 @@ from typing import IO, Self
 from video_client.client import VideoClient
 
 HOST = "127.0.0.1"
+HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""First and last port that the kernel gives to connections."""
 FIRST_PORT = 10_000
 POLL_SECONDS = 0.2
 STOP_SECONDS = 40.0
@@ -153,9 +155,10 @@ class Pair:
 def free_ports(count: int) -> list[int]:
     """Ports of the loopback address that nobody listens on, all different.
 
-    Below those that the kernel hands out: a connection could get one of them before the service that is to have it.
+    Below those that the kernel hands out, unless those begin low: a connection could get one of them before the
+    service that is to have it.
     """
-    handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    handed_out = int(HANDED_OUT.read_text().split()[0])
     last = handed_out if handed_out > 2 * FIRST_PORT else 65_536
     ports: list[int] = []
     for port in random.SystemRandom().sample(range(FIRST_PORT, last), 1000):

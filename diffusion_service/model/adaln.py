@@ -34,8 +34,10 @@ class GivenTable(nn.Module):
 class Modulation:
     """The AdaLN projections of all blocks, taken out of them, and the tables of the schedule asked for last."""
 
-    def __init__(self, transformer: Any, *, on_host: bool, device: torch.device | None = None) -> None:
-        """Take the projections of `transformer`; with `on_host` to page-locked memory of the host.
+    def __init__(
+        self, transformer: Any, *, on_host: bool, device: torch.device | None = None, pinned: bool = True
+    ) -> None:
+        """Take the projections of `transformer`; with `on_host` to memory of the host, page-locked where `pinned`.
 
         `device` is where products are made; None: where the projections are now.
         """
@@ -50,7 +52,7 @@ class Modulation:
         self._made: tuple[tuple[bytes, ...], Tables] | None = None
         if on_host:
             for projection in self._projections:
-                _to_host(projection)
+                _to_host(projection, pinned=pinned)
             logger.info("AdaLN: %d MiB of projections stay on the host", self.weight_bytes >> 20)
 
     @property
@@ -129,7 +131,16 @@ class Modulation:
         return copied
 
 
-def _to_host(module: nn.Module) -> None:
+def _to_host(module: nn.Module, *, pinned: bool) -> None:
     for parameter in module.parameters():
-        kept = torch.empty_like(parameter, device="cpu", pin_memory=True)
-        parameter.data = kept.copy_(parameter)
+        parameter.data = _host_memory(parameter, pinned=pinned).copy_(parameter)
+
+
+def _host_memory(like: torch.Tensor, *, pinned: bool) -> torch.Tensor:
+    """Page-locked if asked for and if the system allows as much."""
+    if pinned:
+        try:
+            return torch.empty_like(like, device="cpu", pin_memory=True)
+        except RuntimeError as error:
+            logger.warning("AdaLN: a projection is not page-locked and copied slower: %s", str(error).splitlines()[0])
+    return torch.empty_like(like, device="cpu")

@@ -10,6 +10,7 @@ On a CPU the slots are memory as well, so that the same code runs: same bits as 
 import logging
 import mmap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -119,8 +120,9 @@ class Run:
 
 def _mapped(nbytes: int) -> torch.Tensor:
     """Host memory that begins at a page of its own: pages are locked whole, and each only once."""
-    memory = mmap.mmap(-1, nbytes)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 

@@ -224,14 +224,19 @@ class ProcessGroup:
 
     async def _start(self, generation: Generation) -> None:
         self._starts += 1
+        limit_s = self._limits.place_s + self._limits.load_s
         try:
-            async with asyncio.timeout(self._limits.place_s + self._limits.load_s):
+            async with asyncio.timeout(limit_s):
                 await self._makers.open()
                 placed = await self._makers.place(self._specs, self._limits.place_s)
         except DeployError as error:
             generation.end(error.message)
-        except (RankDied, TimeoutError) as error:
-            generation.end(f"no place for the ranks: {error or 'it took longer than service.load_s'}")
+        except RankDied as error:
+            generation.end(f"no place for the ranks: {error}")
+        except TimeoutError:
+            generation.end(f"no place for the ranks within {limit_s:g} s")
+            # What hangs while it imports would hang the next start too.
+            await self._makers.close()
         else:
             await self._fill(generation, placed)
 

@@ -195,7 +195,8 @@ class Makers:
             if old is None or not old.alive:
                 self._makers[kind] = RankMaker(kind, self._entry, self._on_exit, self._folder)
         for maker in self._makers.values():
-            await maker.imported
+            # Whoever gives up waiting gives up for itself.
+            await asyncio.shield(maker.imported)
 
     async def place(self, specs: tuple[RankSpec, ...], wait_s: float) -> Placed:
         """Where the ranks go; as `RankMaker.place`."""

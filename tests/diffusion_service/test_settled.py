@@ -21,6 +21,7 @@ FP8 = {"transformer": {"method": "fp8"}}
         ({"devices": "2", "parallel_config": ONE}, 1, 80, False),
         ({"devices": "2", "parallel_config": ONE, "diffusion_quantization_config": FP8}, 1, 80, True),
         ({"devices": "2", "parallel_config": ONE}, 1, 0, False),
+        ({"devices": "2", "parallel_config": ONE, "enable_layerwise_offload": True}, 1, 140, False),
         ({}, 4, 140, False),
         ({"parallel_config": {"tensor_parallel_size": 4, **ONE, "vae_patch_parallel_size": 4}}, 4, 80, True),
         ({"devices": "cpu", "parallel_config": ONE}, 0, 0, True),

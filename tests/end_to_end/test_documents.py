@@ -3,6 +3,7 @@
 What stands there as `.venv/bin/...` and port 8000 is this environment and the pair of the tests.
 """
 
+import contextlib
 import os
 import shlex
 import signal
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -90,7 +90,7 @@ def test_every_command_does_what_it_says(pair: Pair, folder: Path, page: Path) -
             assert read_clip((folder / name).read_bytes()).frames.shape[0] >= 107, name
 
 
-@contextmanager
+@contextlib.contextmanager
 def standing(block: Block, folder: Path, ports: dict[str, int]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Every line of the block as a process, as in terminals of their own; afterwards Ctrl-C in each, last one first."""
     body = block.body
@@ -98,17 +98,22 @@ def standing(block: Block, folder: Path, ports: dict[str, int]) -> Iterator[list
         body = body.replace(f"--port {written}", f"--port {port}").replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
     variables = environment(folder, PORT=str(ports["8000"]), ENCODER_PORT=str(ports["8001"]))
     with (folder / "out").open("ab") as out:
-        running = [
-            subprocess.Popen(shlex.split(line), cwd=folder, env=variables, stdout=out, stderr=out, process_group=0)
-            for line in body.splitlines()
-        ]
+        running: list[subprocess.Popen[bytes]] = []
         try:
+            for line in body.splitlines():
+                command = shlex.split(line)
+                running.append(
+                    subprocess.Popen(command, cwd=folder, env=variables, stdout=out, stderr=out, process_group=0)
+                )
             yield running
-        finally:
             for process in reversed(running):
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGINT)
-                    process.wait(STOP_S)
+                os.killpg(process.pid, signal.SIGINT)
+                process.wait(STOP_S)
+        finally:
+            for process in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 @pytest.mark.parametrize("block", STANDING, ids=lambda block: f"{block.page.name}:{block.line}")

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,27 @@ def test_a_first_start_that_fails_stops_the_service_with_one_line(entry: str, se
 
     asyncio.run(scenario())
     assert_gone({rank.pid for rank in group.health()})
+
+
+def our_forkers() -> Iterator[int]:
+    """Pids of this process' own."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            hangs = b"tests.shared_runtime.ranks.hanging" in (folder / "cmdline").read_bytes()
+            if hangs and parent_of(int(folder.name)) == os.getpid():
+                yield int(folder.name)
+
+
+def test_a_start_whose_imports_hang_ends_in_time_and_leaves_nothing() -> None:
+    limits = GroupLimits(stuck_s=1, dead_s=1, load_s=0.5, place_s=0.5)
+    group = ProcessGroup(rank_specs("rank", Mesh(), ("cpu",)), "tests.shared_runtime.ranks.hanging:main", None, limits)
+
+    async def scenario() -> None:
+        with pytest.raises(DeployError, match=r"\Ano place for the ranks within 1 s\Z"):
+            await asyncio.wait_for(group.supervise(), timeout=60)
+
+    asyncio.run(scenario())
+    assert not list(our_forkers())
 
 
 def test_a_later_start_that_fails_is_tried_again(tmp_path: Path) -> None:
