@@ -88,7 +88,11 @@ def stage_of(group: Group) -> dict[str, object]:
     return {**stage, "vae_patch_parallel_size": len(str(stage["devices"]).split(","))}
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: ", ".join(choice.name for choice in group))
+@pytest.mark.parametrize(
+    "group",
+    [GROUPS[0], *(pytest.param(group, marks=pytest.mark.slow) for group in GROUPS[1:])],
+    ids=lambda group: ", ".join(choice.name for choice in group),
+)
 def test_a_job_of_each_task_completes(shop: Shop, adapter: Adapter, group: Group) -> None:
     # case 78
     folder = Path(shop.slab.path).parent

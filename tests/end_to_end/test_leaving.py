@@ -50,6 +50,7 @@ def test_a_service_that_is_not_ready_leaves_with_0(
     assert "Traceback" not in service.tail()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder", "diffusion"])
 def test_a_rank_that_cannot_start_ends_its_service_with_2_and_one_line(idle: Pair, name: str) -> None:
     service = service_of(idle, name)

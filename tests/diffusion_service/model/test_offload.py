@@ -36,6 +36,7 @@ def resident(shop: Shop) -> dict[tuple[int, int], Outcome]:
     return {degrees: shop.make({**plan(*degrees)}, steps=3) for degrees in PLANS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "degrees"),
     [
