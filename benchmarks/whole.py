@@ -29,6 +29,7 @@ from benchmarks.figures import provenance, spread, stage_medians, write_json
 from benchmarks.released import write_released
 from benchmarks.serve import own_pair
 from benchmarks.served import ServedRun, run_job
+from shared_runtime.tiny import build_tiny
 from tests.end_to_end.clips import Clip, form
 
 POLL_S = 0.05
@@ -111,7 +112,7 @@ def deploy_file(folder: Path, device: str) -> Path:
 
 @dataclass
 class Stock:
-    """The other side's process; `start` asks for a clip and `seconds` waits for it."""
+    """The other side's process; `start` asks for a clip and `answer` waits for it."""
 
     process: subprocess.Popen[str]
 
@@ -198,12 +199,10 @@ def _nobody() -> Iterator[None]:
 
 def write_tiny_or_released(folder: Path, *, tiny: bool) -> None:
     """Configs without weights."""
-    if not tiny:
+    if tiny:
+        build_tiny(folder)
+    else:
         write_released(folder)
-        return
-    from shared_runtime.tiny import build_tiny
-
-    build_tiny(folder)
 
 
 def main() -> None:

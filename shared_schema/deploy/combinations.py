@@ -22,8 +22,6 @@ class Choice:
     """In the table."""
     setting: str
     """In messages."""
-    unbuilt: bool = False
-    """Read, and refused, because this version cannot do it."""
 
 
 FP8 = Choice("quantization", "FP8", "fp8 quantization")
@@ -90,15 +88,12 @@ def _offload(stage: DiffusionStage) -> list[Choice]:
 
 
 def check_combination(deployment: Deployment, lora_path: str | None) -> None:
-    """Stop before anything starts if the deployment asks for what is not built, or for two things that do not go.
+    """Stop before anything starts if the deployment asks for two things that do not go together.
 
     Raises:
         DeployError: the first of them, and what to do.
     """
     chosen = choices_of(deployment, lora_path)
-    for choice in chosen:
-        if choice.unbuilt:
-            raise DeployError(f"stages[1]: {choice.setting} is not served yet: leave it out")
     for number, one in enumerate(chosen):
         for other in chosen[:number]:
             reason = refusal(one, other)
@@ -126,7 +121,5 @@ def table() -> str:
 def _cell(row: Choice, column: Choice, reasons: list[str]) -> str:
     if row.axis == column.axis:
         return ""
-    if row.unbuilt or column.unbuilt:
-        return "not yet"
     reason = refusal(row, column)
     return "yes" if reason is None else str(reasons.index(reason) + 1)
