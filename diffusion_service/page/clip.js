@@ -10,7 +10,7 @@ const TASKS = { t2va: "Words", fl2va: "First and last frame", ref2va: "Reference
 /** Shows one job at a time. `acts`: cancel(video), remove(video), again(video), reuse(video), changed(video). */
 export class Stage {
   constructor(api, acts) {
-    Object.assign(this, { api, acts, id: null, video: null, following: null, progress: null, asked: 0 });
+    Object.assign(this, { api, acts, id: null, video: null, following: null, progress: null, asked: 0, drawn: 0, told: 0 });
     this.body = byId("stage-body");
   }
 
@@ -49,9 +49,12 @@ export class Stage {
   heard(event) {
     if (event.type === "video.deleted") return this.empty();
     if (!this.video || !event.status || !unfinished(event)) return;
-    Object.assign(this.video, { status: event.status, phase: event.phase, progress: event.progress });
-    if (event.phase !== "denoising") this.video.step = null;
-    this.progress?.show(this.video);
+    this.told += 1;
+    if (event.progress >= this.video.progress) {
+      Object.assign(this.video, { status: event.status, phase: event.phase, progress: event.progress });
+      if (event.phase !== "denoising") this.video.step = null;
+      this.progress?.show(this.video);
+    } // else it is the past, with which a stream begins, or a new attempt: the answer tells
     const wait = Math.max(0, this.asked + 300 - Date.now());
     clearTimeout(this.later);
     this.later = setTimeout(() => this.refresh(), wait);
@@ -60,10 +63,15 @@ export class Stage {
   async refresh() {
     const id = this.id;
     if (!id) return;
-    this.asked = Date.now();
+    const { told } = this;
+    const asked = (this.asked = Date.now());
     try {
       const video = await this.api.video(id);
-      if (this.id === id) this.draw(video);
+      if (this.id !== id || asked < this.drawn) return;
+      // What happened since may have been told by events.
+      if (told !== this.told && unfinished(video) && video.progress < this.video.progress) return;
+      this.drawn = asked;
+      this.draw(video);
     } catch (error) {
       if (error.status === 404 && this.id === id) this.empty();
     }

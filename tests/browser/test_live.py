@@ -24,6 +24,32 @@ def watch(page: Page) -> None:
     )
 
 
+def answers_are_late(page: Page) -> None:
+    """Every answer about a job waits 0.7 s on its way, while the job's events are in time."""
+    page.evaluate(
+        r"""() => {
+            const real = window.fetch;
+            window.fetch = async (path, options) => {
+                const answer = await real(path, options);
+                if (/videos\/[^/]+$/.test(path)) await new Promise((go) => setTimeout(go, 700));
+                return answer;
+            };
+        }"""
+    )
+
+
+def test_nothing_is_taken_back_by_an_answer_that_comes_late(page: Page) -> None:
+    watch(page)
+    answers_are_late(page)
+    long(page, "told late")
+    send(page)
+    until(page, "() => window.seen.some(([, percent]) => percent > 20)")
+    percents = page.evaluate("window.seen.map(([, percent]) => percent)")
+    page.locator("#cancel").click()
+    assert len(set(percents)) > 5
+    assert percents == sorted(percents)
+
+
 def test_phases_steps_and_time_left_are_shown_as_they_come(page: Page) -> None:
     watch(page)
     long(page, "every step of it")
