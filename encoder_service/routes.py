@@ -1,16 +1,15 @@
 """The encoder's internal HTTP API: encodings, pushes, probes, tokens, and health. Runs in its API process."""
 
 import asyncio
-import hmac
 import json
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Any, cast
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry
@@ -20,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from encoder_service.commands import Pushed
 from encoder_service.encoder import Encoder
+from encoder_service.gate import TokenGate
 from shared_runtime.answers import AnswerAccounts, CountAnswers
 from shared_runtime.errands import Errands
 from shared_runtime.metrics import CONTENT_TYPE, exposition
@@ -38,7 +38,7 @@ from shared_schema.encode import (
     TokensAnswer,
     TokensRequest,
 )
-from shared_schema.errors import ErrorBody, H3Error, InvalidRequest, NotFound, NotReady, RequestError, TaskCancelled
+from shared_schema.errors import ErrorBody, H3Error, InvalidRequest, NotFound, NotReady, TaskCancelled
 from shared_schema.health import Health
 from shared_schema.tasks import MediaCaps, ReferenceLimits
 
@@ -48,13 +48,6 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": Health, "descripti
 _INLINE: dict[int | str, dict[str, Any]] = {
     200: {"content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}, "description": "Pushed."}
 }
-
-
-class WrongToken(RequestError):
-    """The caller does not know the token that both services share."""
-
-    status = 401
-    default_code = "invalid_token"
 
 
 @dataclass(frozen=True)
@@ -79,6 +72,7 @@ def build_app(deps: EncoderDeps) -> FastAPI:
         app.add_exception_handler(invalid, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_refused)
     app.add_exception_handler(Exception, _answer_fault)
+    app.add_middleware(TokenGate, token=deps.token)
     app.add_middleware(Errands, process="encoder-api", export=deps.export)
     app.add_middleware(CountAnswers, accounts=AnswerAccounts(deps.registry))
     app.include_router(_health_routes(deps))
@@ -110,15 +104,6 @@ def _error(error: H3Error, *, status: int | None = None, headers: Mapping[str, s
     # ASCII: half a surrogate pair of the caller's own text has no other form.
     body = json.dumps(error.body().model_dump())
     return Response(body, status_code=status or error.status, headers=headers, media_type="application/json")
-
-
-def _guard(token: str | None) -> Callable[[Request], Awaitable[None]]:
-    async def check(request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
-            raise WrongToken("this service needs the internal token that its peers share")
-
-    return check
 
 
 def _health_routes(deps: EncoderDeps) -> APIRouter:
@@ -153,7 +138,7 @@ def health_of(group: RankGroup) -> Health:
 
 
 def _encoding_routes(deps: EncoderDeps) -> APIRouter:
-    routes = APIRouter(prefix="/v1", dependencies=[Depends(_guard(deps.token))])
+    routes = APIRouter(prefix="/v1")
 
     @routes.get("/identity")
     async def identity() -> EncoderIdentity:

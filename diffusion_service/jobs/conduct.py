@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 PARTING_S = 5.0
 """For the last word of a job that is stopped, should the database be away."""
+PERCENT_EVERY_S = 0.25
+"""Between two percentages of one phase in the store: every change wakes all who listen. A new phase waits for nothing."""
 
 Stop = Literal["cancelled", "put_back", "lost"]
 """Its caller does not want it; this service cannot go on with it; it belongs to another service."""
@@ -62,7 +64,9 @@ class Conduct:
         self._limited = True
         self._beginning = asyncio.Lock()
         self._writer: asyncio.Task[None] | None = None
-        """Writes progress to the store as fast as the store takes it, the latest first."""
+        """Writes progress to the store, the latest first."""
+        self._turned = asyncio.Event()
+        """Another phase has begun since the last write."""
         self._task: asyncio.Task[None] | None = None
         self._trace = JobTrace(job)
 
@@ -214,6 +218,8 @@ class Conduct:
             blocked.stop("put_back")
 
     def _reached(self, stage: Stage, done: int, of: int, output: int) -> None:
+        if self._stage is None or phase_of(self._stage) != phase_of(stage):
+            self._turned.set()
         self._stage = stage
         if self.course is not None:
             self.course = self.course.reached(stage, done, of, output, self._workshop.ticks())
@@ -246,8 +252,12 @@ class Conduct:
             await self._begin()
             written = None
             while self.course is not None and written != (now_at := (phase_of(self.course.stage), self.course.percent)):
+                self._turned.clear()
                 await self._workshop.change(self.id, _advancing(*now_at))
                 written = now_at
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PERCENT_EVERY_S):
+                        await self._turned.wait()
 
     # Ends
 

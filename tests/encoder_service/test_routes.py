@@ -2,7 +2,7 @@
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -61,6 +61,25 @@ def test_nothing_is_done_for_a_caller_without_the_token(given: str | None) -> No
         assert group.asked == []
         for path in ("/livez", "/health", "/readyz", "/metrics"):
             assert (await client.get(path)).status_code == 200
+
+    ask("sesame", body)
+
+
+def test_a_caller_without_the_token_is_answered_before_its_body_is_read() -> None:
+    # FastAPI reads a body before it asks a dependency: a stranger could have filled the memory.
+    async def body(client: httpx.AsyncClient, _group: HeldGroup) -> None:
+        taken = 0
+
+        async def endless() -> AsyncIterator[bytes]:
+            nonlocal taken
+            while taken < 1000:
+                taken += 1
+                yield b" " * 1024
+
+        for path in ("/v1/probes", "/v1/tokens", "/v1/encodings", "/v1/encodings/x/push"):
+            answer = await client.post(path, content=endless(), headers={"content-type": "application/json"})
+            assert answer.status_code == 401, path
+        assert taken == 0
 
     ask("sesame", body)
 

@@ -65,6 +65,7 @@ def test_one_job_is_in_progress_and_the_next_is_encoded_while_it_shows_as_queued
         stage.handover.gate.set()
         first, second, third = [await stage.add() for _ in range(3)]
         await stage.until(lambda: second in stage.handover.held)
+        await stage.until(lambda: _has_status(stage, first, "in_progress"))
         assert [(await stage.job(each)).status for each in (first, second, third)] == [
             "in_progress",
             "queued",
