@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from diffusion_service.encoder_link import EncoderLink
-from diffusion_service.scheduler import Rank
+from diffusion_service.scheduler import Turn
 from shared_schema.errors import NotReady
 
 LOOK_S = 0.05
@@ -34,7 +34,7 @@ class Encoders:
 
     def __init__(self, links: Sequence[EncoderLink]) -> None:
         self._places = [_Place(link) for link in links]
-        self._asking: list[Rank] = []
+        self._asking: list[Turn] = []
 
     @property
     def reason(self) -> str | None:
@@ -61,12 +61,12 @@ class Encoders:
         return self.reason is not None and any(place.link.starving for place in self._places)
 
     @contextlib.asynccontextmanager
-    async def one(self, rank: Rank, starve: Callable[[bool], None]) -> AsyncIterator[EncoderLink]:
-        """An encoder for one job, as soon as one is ready and free and nobody of a lower `rank` waits.
+    async def one(self, turn: Turn, starve: Callable[[bool], None]) -> AsyncIterator[EncoderLink]:
+        """An encoder for one job, as soon as one is ready and free and nobody of a earlier `turn` waits.
 
         `starve` is told meanwhile whether all that is missing is room in the slab.
         """
-        place = await self._free(rank, starve)
+        place = await self._free(turn, starve)
         place.busy = True
         place.served += 1
         try:
@@ -74,13 +74,13 @@ class Encoders:
         finally:
             place.busy = False
 
-    async def _free(self, rank: Rank, starve: Callable[[bool], None]) -> _Place:
-        self._asking.append(rank)
+    async def _free(self, turn: Turn, starve: Callable[[bool], None]) -> _Place:
+        self._asking.append(turn)
         asked = -STARVE_S
         try:
             while True:
                 free = [place for place in self._places if place.link.reason is None and not place.busy]
-                if free and rank == min(self._asking):
+                if free and turn == min(self._asking):
                     return min(free, key=lambda place: place.served)
                 if not self.starving:
                     starve(False)
@@ -90,7 +90,7 @@ class Encoders:
                 await asyncio.sleep(LOOK_S)
         finally:
             starve(False)
-            self._asking.remove(rank)
+            self._asking.remove(turn)
 
     async def count_tokens(self, prompt: str) -> int:
         """Tokens of a prompt as the text encoder would read it.

@@ -16,7 +16,7 @@ from diffusion_service.encoder_link import EncoderLink
 from diffusion_service.encoders import Encoders
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import CacheUse, Job, VideoPlan
-from diffusion_service.scheduler import Rank
+from diffusion_service.scheduler import Turn
 from shared_runtime.tracing import span
 from shared_runtime.transport.accounts import TransportAccounts, TransportName
 from shared_runtime.transport.base import Receiver, Sender
@@ -74,7 +74,7 @@ class Watcher(Protocol):
     """The job whose payload is on its way."""
 
     @property
-    def rank(self) -> Rank:
+    def turn(self) -> Turn:
         """Its place among the jobs that want an encoder; the lowest goes first."""
 
     def reach(self, phase: Phase) -> None:
@@ -142,7 +142,7 @@ class Handover:
     ) -> tuple[Kept, dict[str, float]]:
         """Have it encoded and pushed. An encoder that is away or not ready has not begun: the next one is asked."""
         while True:
-            async with self._encoders.one(watcher.rank, watcher.starve) as link:
+            async with self._encoders.one(watcher.turn, watcher.starve) as link:
                 watcher.reach("encoding")
                 start = time.perf_counter()
                 try:

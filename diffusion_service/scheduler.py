@@ -1,5 +1,7 @@
 """Which job is next: priority, then the key that has the fewest jobs under way, then first come. Pure.
 
+It schedules jobs; the sigma schedule of a job is diffusers', by way of `sampling/prepare.py`.
+
 Looking ahead never reorders: what is encoded ahead is made in the order in which a service without look-ahead would
 make it, so a job that comes later with a higher priority goes first, encoded or not.
 """
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 
 Key = str | None
 """Name of the API key that a job belongs to; None where there are no keys."""
-Rank = tuple[int, int]
+Turn = tuple[int, int]
 """Place among the jobs that were taken: the lowest goes first."""
 
 
@@ -44,10 +46,10 @@ def choose(
         return None
     served = {key: place for place, key in enumerate(recent, start=1)}
 
-    def rank(each: Waiting) -> tuple[int, int, int, int]:
+    def precedence(each: Waiting) -> tuple[int, int, int, int]:
         return -each.priority, running.get(each.key, 0), served.get(each.key, 0), each.sequence
 
-    return min(allowed, key=rank).id
+    return min(allowed, key=precedence).id
 
 
 def overtakes(candidate: Waiting, taken: Waiting) -> bool:
@@ -58,6 +60,6 @@ def overtakes(candidate: Waiting, taken: Waiting) -> bool:
     return candidate.priority > taken.priority
 
 
-def turn(each: Waiting, taken: int) -> Rank:
+def turn_of(each: Waiting, taken: int) -> Turn:
     """Sorts the jobs that were taken into the order in which they are made; `taken` counts up."""
     return -each.priority, taken

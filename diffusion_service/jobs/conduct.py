@@ -27,7 +27,7 @@ from diffusion_service.jobs.line import Line
 from diffusion_service.jobs.progress import Course, Stage, phase_of
 from diffusion_service.jobs.trace import JobTrace
 from diffusion_service.jobs.workshop import Workshop
-from diffusion_service.scheduler import Rank, Waiting
+from diffusion_service.scheduler import Turn, Waiting
 from shared_runtime.tracing import span
 from shared_schema.encode import EncodeProgress
 from shared_schema.errors import JobFailed, NotFound
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 PARTING_S = 5.0
 """For the last word of a job that is stopped, should the database be away."""
 PERCENT_EVERY_S = 0.25
-"""Between two percentages of one phase in the store: every change wakes all who listen. A new phase waits for nothing."""
+"""Between two percentages of one phase in the store, since every change wakes all who listen."""
 
 Stop = Literal["cancelled", "put_back", "lost"]
 """Its caller does not want it; this service cannot go on with it; it belongs to another service."""
@@ -47,9 +47,9 @@ Stop = Literal["cancelled", "put_back", "lost"]
 class Conduct:
     """One job under way. `start` it once; `over` is set when nothing works on it any more."""
 
-    def __init__(self, job: Job, rank: Rank, workshop: Workshop, line: "Line[Conduct]") -> None:
+    def __init__(self, job: Job, turn: Turn, workshop: Workshop, line: "Line[Conduct]") -> None:
         self.job = job
-        self.rank = rank
+        self.turn = turn
         self.begun = self.landed = self.starving = False
         self.over = asyncio.Event()
         self.course: Course | None = None

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-from diffusion_service.scheduler import Rank
+from diffusion_service.scheduler import Turn
 
 
 class InLine(Protocol):
@@ -22,7 +22,7 @@ class InLine(Protocol):
         """Of the job."""
 
     @property
-    def rank(self) -> Rank:
+    def turn(self) -> Turn:
         """Lower ones are made first."""
 
 
@@ -60,7 +60,7 @@ class Line(Generic[T]):
     def join(self, job: T) -> None:
         """Take a job in, at its place."""
         self._jobs.append(job)
-        self._jobs.sort(key=lambda each: (not each.begun, each.rank))
+        self._jobs.sort(key=lambda each: (not each.begun, each.turn))
         self._move()
 
     def leave(self, job: T) -> None:

@@ -24,7 +24,7 @@ from diffusion_service.jobs.progress import by_its_own_pace
 from diffusion_service.jobs.store import JobStore
 from diffusion_service.jobs.upkeep import Upkeep
 from diffusion_service.jobs.workshop import RunnerRules, Workshop, insist
-from diffusion_service.scheduler import Key, Waiting, choose, overtakes, turn
+from diffusion_service.scheduler import Key, Waiting, choose, overtakes, turn_of
 from shared_runtime.spans_out import Export
 from shared_schema.errors import NotFound, NotReady
 
@@ -220,8 +220,8 @@ class JobRunner:
                 return False
             self._taken += 1
             self._recent.append(job.key)
-            rank = turn(Waiting(job.id, job.sequence, job.priority, job.key), self._taken)
-            Conduct(job, rank, self._workshop, self._line).start(self._over)
+            turn = turn_of(Waiting(job.id, job.sequence, job.priority, job.key), self._taken)
+            Conduct(job, turn, self._workshop, self._line).start(self._over)
             if full and last is not None and not last.begun:
                 last.stop("put_back")
             return True

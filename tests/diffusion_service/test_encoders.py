@@ -56,8 +56,8 @@ def test_jobs_are_spread_and_one_at_a_time_is_sent_to_each() -> None:
     play(scenario())
 
 
-async def _name(both: Encoders, rank: tuple[int, int]) -> object:
-    async with both.one(rank, unmoved) as link:
+async def _name(both: Encoders, turn: tuple[int, int]) -> object:
+    async with both.one(turn, unmoved) as link:
         return link
 
 
@@ -87,11 +87,11 @@ def test_the_job_that_is_made_first_is_encoded_first() -> None:
         only = encoders(Link("starting"))
         order: list[tuple[int, int]] = []
 
-        async def job(rank: tuple[int, int]) -> None:
-            async with only.one(rank, unmoved):
-                order.append(rank)
+        async def job(turn: tuple[int, int]) -> None:
+            async with only.one(turn, unmoved):
+                order.append(turn)
 
-        jobs = [asyncio.create_task(job(rank)) for rank in ((0, 2), (0, 1), (-5, 3))]
+        jobs = [asyncio.create_task(job(turn)) for turn in ((0, 2), (0, 1), (-5, 3))]
         await asyncio.sleep(0.02)
         only._places[0].link.reason = None
         await asyncio.wait(jobs)

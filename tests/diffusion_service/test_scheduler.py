@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from diffusion_service.scheduler import Key, Waiting, choose, overtakes, turn
+from diffusion_service.scheduler import Key, Waiting, choose, overtakes, turn_of
 
 
 def waiting(*jobs: tuple[str, int, Key]) -> list[Waiting]:
@@ -83,5 +83,5 @@ def test_only_a_higher_priority_overtakes_what_is_encoded_ahead() -> None:
 
 def test_what_was_taken_is_made_by_priority_and_then_as_it_was_taken() -> None:
     taken = [Waiting("a", 7), Waiting("b", 3, 1), Waiting("c", 1)]
-    order = sorted(range(3), key=lambda place: turn(taken[place], place))
+    order = sorted(range(3), key=lambda place: turn_of(taken[place], place))
     assert [taken[place].id for place in order] == ["b", "a", "c"]

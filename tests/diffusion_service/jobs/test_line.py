@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from diffusion_service.jobs.line import Line
-from diffusion_service.scheduler import Rank
+from diffusion_service.scheduler import Turn
 
 
 @dataclass(eq=False)
@@ -12,7 +12,7 @@ class Stood:
     """A job in line."""
 
     id: str
-    rank: Rank
+    turn: Turn
     begun: bool = False
     landed: bool = False
     starving: bool = False
