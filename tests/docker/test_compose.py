@@ -97,10 +97,26 @@ def test_the_grace_period_is_longer_than_the_drain() -> None:
 
 
 def test_the_example_lists_every_flag_and_every_variable_of_the_compose_files() -> None:
-    listed = re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(r"^#(\w+)=", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "compose.yaml", *OVERLAYS)]
     compose = read(ROOT / "compose.yaml")
     wanted = set().union(*map(variables, texts))
     wanted |= set(compose["x-build"]["args"]) | {secret["environment"] for secret in compose["secrets"].values()}
     wanted |= {flag.variable for flag in (*ENCODER_FLAGS, *DIFFUSION_FLAGS)}
     assert sorted(listed) == sorted(wanted)
+
+
+def test_what_a_flag_is_called_in_the_environment_reaches_its_service() -> None:
+    said = (
+        (ROOT / ".env.example").read_text(encoding="utf-8").partition("In containers ")[2].partition("are not yours")[0]
+    )
+    not_yours = set(re.findall(r"H3_\w+", said))
+    services = read(ROOT / "compose.yaml")["services"]
+    for service, flags in (("encoder", ENCODER_FLAGS), ("diffusion", DIFFUSION_FLAGS)):
+        passed = {name for name, value in services[service]["environment"].items() if f"{{{name}:-" in value}
+        assert {flag.variable for flag in flags} - not_yours <= passed, service
+
+
+def test_a_copy_of_the_example_changes_nothing() -> None:
+    lines = (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line and not line.startswith("#")] == []

@@ -23,7 +23,7 @@ FLAGS = (
 
 
 def test_the_example_of_variables_lists_every_flag_of_both_services_with_its_default() -> None:
-    example = dict(re.findall(r"^(H3_\w+)=(.*)$", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    example = dict(re.findall(r"^#(H3_\w+)=(.*)$", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE))
     flags = {flag.variable: flag for flag in (*encoder_service.cli.FLAGS, *diffusion_service.cli.FLAGS)}
     defaults = {name: flag.default or "" for name, flag in flags.items()} | {"H3_PORT": ""}
     # Beside them are compose.yaml's own; tests/docker has those.
