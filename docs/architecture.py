@@ -62,7 +62,7 @@ BOXES = (
     Box(1, 6, "both", "adapters", "Turbo and LoRA files", _of(D, "adapters")),
     Box(2, 6, "both", "mux", "MP4, thumbnail", _of(D, "mux")),
     Box(4, 0, "control", "cli", "flags", _of(E, "cli", "__main__")),
-    Box(4, 1, "control", "app, routes", "/v1/encodings", (E, *_of(E, "app", "routes"))),
+    Box(4, 1, "control", "app, routes", "/v1/encodings", (E, *_of(E, "app", "gate", "routes"))),
     Box(4, 2, "control", "encoder", "admission, leases", _of(E, "encoder", "metrics")),
     Box(5, 1, "rank", "worker", "one rank", _of(E, "worker")),
     Box(5, 2, "rank", "outbox", "payloads, pushes", _of(E, "outbox")),
@@ -95,7 +95,7 @@ class Step:
 
 
 STEPS = (
-    Step(0, 1, "POST /v1/videos", (f"{D}/api/forms.py", f"{D}/api/fields.py")),
+    Step(0, 1, "POST /v1/videos", (f"{D}/api/videos.py", f"{D}/api/forms.py", f"{D}/api/fields.py")),
     Step(1, 1, "probe media, check every rule: 400, or a plan", (f"{D}/api/intake.py", f"{D}/api/plan.py", "shared_schema/tasks.py")),
     Step(1, 1, "keep the job", (f"{D}/jobs/job.py", f"{D}/jobs/sql/store.py")),
     Step(1, 0, "Video, queued", (f"{D}/api/videos.py",)),
@@ -107,7 +107,7 @@ STEPS = (
     Step(1, 1, "reserve a landing of that size", (f"{R}/transport/slab.py",)),
     Step(1, 3, "POST /v1/encodings/{id}/push", (f"{D}/handover.py", f"{E}/routes.py")),
     Step(4, 1, "one memcpy, or one NIXL write, into the landing", (f"{E}/outbox.py", f"{R}/transport/shm.py", f"{R}/transport/nixl_sender.py")),
-    Step(1, 1, "verify id, generation, checksum, layout", (f"{D}/handover.py", f"{R}/transport/codec.py")),
+    Step(1, 1, "verify id, generation, checksum, layout", (f"{D}/handover.py", f"{R}/transport/slab.py")),
     Step(1, 2, "Generate: plan and landing", (f"{D}/jobs/conduct.py", f"{D}/engine.py", f"{D}/commands.py")),
     Step(2, 2, "read the landing, denoise step by step", (f"{D}/sampling/prepare.py", f"{D}/sampling/denoise.py")),
     Step(2, 1, "every finished step, tile and clip", (f"{R}/ranks/messages.py", f"{D}/jobs/progress.py")),

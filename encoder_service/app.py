@@ -7,7 +7,7 @@ import socket
 from encoder_service.commands import EncoderFacts, EncoderRankSettings
 from encoder_service.encoder import Encoder
 from encoder_service.metrics import EncodeAccounts, EncodingCollector
-from encoder_service.routes import EncoderDeps, build_app, health_of
+from encoder_service.routes import EncoderDeps, build_app
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.gpu_memory import GpuMemory
 from shared_runtime.gpus import Gpu
@@ -92,7 +92,7 @@ async def _serve(
         settings.deployment.distributed_executor_backend,
     )
     url = settings.advertise_url or url_of(listener)
-    registry = new_registry("encoder", lambda: health_of(group))
+    registry = new_registry("encoder", lambda: encoder.health())
     memory = GpuMemory.of(gpus)
     registry.register(memory)
     encoder = Encoder(
@@ -104,7 +104,7 @@ async def _serve(
     )
     registry.register(EncodingCollector(lambda: encoder.queued, lambda: encoder.waiting))
     identity = _identity(settings, gpus, checkpoint, encoder)
-    deps = EncoderDeps(encoder, group, identity, settings.shared_token, registry, sink.export)
+    deps = EncoderDeps(encoder, identity, settings.shared_token, registry, sink.export)
     sweeping = asyncio.create_task(encoder.sweep())
 
     async def ready() -> None:

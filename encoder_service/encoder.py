@@ -20,6 +20,7 @@ from shared_runtime.tracing import span
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import EncodeProgress, EncodeRequest, Encoding, Landing
 from shared_schema.errors import H3Error, LeaseExpired, NotFound, NotReady, RankDied
+from shared_schema.health import Health
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ class Encoder:
         """
         encoding_id = uuid.uuid4().hex
         async with self._turn_taken():
-            if self._draining or not self._group.ready:
-                raise NotReady("the encoder is stopping" if self._draining else "the encoder's ranks are not ready")
+            if self.unready is not None:
+                raise NotReady(self.unready)
             try:
                 encoded = await self._group.run(
                     Encode(encoding_id, request, files), on_event=partial(self._hear, request.request_id)
@@ -187,6 +188,22 @@ class Encoder:
         count = await self._group.run(CountTokens(prompt), lane="side")
         assert isinstance(count, int)
         return count
+
+    @property
+    def unready(self) -> str | None:
+        """Why no encoding can begin now; None if one can."""
+        if self._draining:
+            return "the encoder is stopping"
+        return None if self._group.ready else "the encoder's ranks are not ready"
+
+    def health(self) -> Health:
+        """Healthy where an encoding can begin."""
+        return Health(
+            status="healthy" if self.unready is None else "unhealthy",
+            reason=self.unready,
+            ranks=self._group.health(),
+            restarts=self._group.restarts,
+        )
 
     async def drain(self, limit_s: float) -> None:
         """Take nothing new and let what is being encoded finish, for at most `limit_s` seconds."""

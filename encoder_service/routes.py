@@ -23,7 +23,6 @@ from encoder_service.gate import TokenGate
 from shared_runtime.answers import AnswerAccounts, CountAnswers
 from shared_runtime.errands import Errands
 from shared_runtime.metrics import CONTENT_TYPE, exposition
-from shared_runtime.ranks.group import RankGroup
 from shared_runtime.spans_out import Export
 from shared_runtime.tracing import collected
 from shared_schema.encode import (
@@ -55,7 +54,6 @@ class EncoderDeps:
     """What the routes work with."""
 
     encoder: Encoder
-    group: RankGroup
     identity: EncoderIdentity
     token: str | None
     registry: CollectorRegistry
@@ -116,7 +114,7 @@ def _health_routes(deps: EncoderDeps) -> APIRouter:
     @routes.get("/readyz", responses=_NOT_READY)
     @routes.get("/health", responses=_NOT_READY)
     async def readyz(response: Response) -> Health:
-        report = health_of(deps.group)
+        report = deps.encoder.health()
         response.status_code = 200 if report.status == "healthy" else 503
         return report
 
@@ -125,16 +123,6 @@ def _health_routes(deps: EncoderDeps) -> APIRouter:
         return Response(exposition(deps.registry), media_type=CONTENT_TYPE)
 
     return routes
-
-
-def health_of(group: RankGroup) -> Health:
-    """Healthy once the ranks are ready."""
-    return Health(
-        status="healthy" if group.ready else "unhealthy",
-        reason=None if group.ready else "the encoder's ranks are not ready",
-        ranks=group.health(),
-        restarts=group.restarts,
-    )
 
 
 def _encoding_routes(deps: EncoderDeps) -> APIRouter:

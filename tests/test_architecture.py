@@ -45,6 +45,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "shared_runtime.errands",
         "shared_runtime.serving",
         "encoder_service.app",
+        "encoder_service.gate",
         "encoder_service.routes",
         "diffusion_service.app",
         "diffusion_service.api",

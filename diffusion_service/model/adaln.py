@@ -1,4 +1,4 @@
-"""AdaLN tables of a whole schedule, made once a request; the projections that make them need no room on the GPU.
+"""AdaLN tables of a whole schedule, made once a request: with one GPU, what makes them needs no room on it.
 
 13 of the DiT's 33 billion parameters only map timesteps to modulation, and the timesteps of a request are known before
 its first step. Every table is made by the product that the block itself would have made, from as many rows: same bits.

@@ -2,6 +2,10 @@
 
 A transport brings both sides for its kind of landing. Shared memory: `slab.Slab` and `shm.ShmSender`. NIXL keeps the
 same slab, registered once: `nixl_receiver.NixlReceiver`, and `nixl_sender.NixlSender` writes with a notification.
+
+A third one also needs its landing in `shared_schema/encode.py` (one that ranks read like a slab's), its connector in
+`shared_schema/deploy/model.py`, its place in `diffusion_service/app.py` (`_receiver`), `encoder_service/worker.py`
+(`_outbox`) and `encoder_service/outbox.py`, and its name in `accounts.py`.
 """
 
 from typing import Literal, Protocol, TypeVar

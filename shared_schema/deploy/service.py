@@ -155,7 +155,7 @@ class ServiceSettings(Settings):
     stuck_s: PositiveFloat = 60
     """A rank that lives and has not worked for this long is stuck."""
     dead_s: PositiveFloat = 10
-    """A rank that is gone is found within this time."""
+    """A rank without work that gives no sign of life for this long is dead. One that exits is found at once."""
     load_s: PositiveFloat = 1800
     """Loading, compile and warm-up of a rank group."""
     internal_token: SecretStr | None = None

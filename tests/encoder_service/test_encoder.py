@@ -192,7 +192,10 @@ def test_draining_lets_the_running_one_finish_and_begins_no_other() -> None:
         running = asyncio.create_task(encoder.encode(REQUEST, ()))
         while not group.at_work:
             await asyncio.sleep(0)
+        assert encoder.health().status == "healthy"
         draining = asyncio.create_task(encoder.drain(60))
+        await asyncio.sleep(0)
+        assert (encoder.health().status, encoder.health().reason) == ("unhealthy", "the encoder is stopping")
         await asyncio.sleep(0)
         group.gate.set()
         await draining

@@ -44,7 +44,7 @@ def ask(token: str | None, body: Callable[[httpx.AsyncClient, HeldGroup], Awaita
             text_only=False,
             connector="SharedMemoryConnector",
         )
-        app = build_app(EncoderDeps(encoder, group, identity, token, registry, NoSink().export))
+        app = build_app(EncoderDeps(encoder, identity, token, registry, NoSink().export))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://e") as client:
             await body(client, group)
 
