@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from diffusion_service.jobs.idempotency import Accepted, Idempotency, earlier
@@ -119,33 +119,20 @@ class MemoryJobStore:
         """See `JobStore.ids`."""
         return frozenset(job.id for job in self._by_age() if status in (None, job.status))
 
-    async def known(self, job_ids: Collection[str]) -> frozenset[str]:
-        """See `JobStore.known`."""
-        return frozenset(job_id for job_id in job_ids if job_id in self._kept)
-
     async def remove(self, job_id: str) -> None:
         """See `JobStore.remove`."""
         if self._kept.pop(job_id, None) is not None:
             del self._events[job_id]
             self._tell(job_id)
 
-    async def claim(
-        self, instance: str, now: float, lease_s: float, choose: Choose, skip: Collection[str] = ()
-    ) -> Job | None:
+    async def claim(self, instance: str, now: float, lease_s: float, choose: Choose) -> Job | None:
         """See `JobStore.claim`."""
-        candidates = [each for each in await self.waiting() if each.id not in skip]
         running = Counter(job.key for job in self._by_age() if job.owner is not None)
-        chosen = choose(candidates, running)
+        chosen = choose(await self.waiting(), running)
         if chosen is None:
             return None
         kept = self._kept[chosen]
         return self._keep(kept.job, kept.job.claimed(instance), kept, now + lease_s)
-
-    async def release(self, job_id: str, instance: str) -> None:
-        """See `JobStore.release`."""
-        kept = self._kept.get(job_id)
-        if kept is not None and kept.job.owner == instance and kept.job.status == "queued":
-            self._keep(kept.job, kept.job.released(), kept)
 
     async def renew(self, instance: str, now: float, lease_s: float) -> Held:
         """See `JobStore.renew`."""

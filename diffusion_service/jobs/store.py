@@ -5,7 +5,7 @@ diffusion services may share one store; each is an *instance* and owns the jobs 
 renews its lease.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -119,24 +119,16 @@ class JobStore(Protocol):
     async def ids(self, status: VideoStatus | None = None) -> frozenset[str]:
         """Every job that is kept, or that is kept and has this status."""
 
-    async def known(self, job_ids: Collection[str]) -> frozenset[str]:
-        """Those of the ids whose jobs are kept."""
-
     async def remove(self, job_id: str) -> None:
         """Forget the job and its history; an unknown one is forgotten already."""
 
     # Ownership
 
-    async def claim(
-        self, instance: str, now: float, lease_s: float, choose: Choose, skip: Collection[str] = ()
-    ) -> Job | None:
+    async def claim(self, instance: str, now: float, lease_s: float, choose: Choose) -> Job | None:
         """Make the job that `choose` picks, out of the queued ones that nobody owns, the instance's own.
 
         `choose` is told how many jobs of each key are owned, by whomever. The job stays queued.
         """
-
-    async def release(self, job_id: str, instance: str) -> None:
-        """Give a claimed job back that has not begun; one that the instance does not own stays as it is."""
 
     async def renew(self, instance: str, now: float, lease_s: float) -> Held:
         """The instance lives: what it owns stays its own until `now + lease_s`."""

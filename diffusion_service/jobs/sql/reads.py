@@ -110,11 +110,6 @@ def ids(connection: Connection, status: VideoStatus | None) -> frozenset[str]:
     return frozenset(connection.execute(query).scalars())
 
 
-def known(connection: Connection, job_ids: tuple[str, ...]) -> frozenset[str]:
-    """See `JobStore.known`."""
-    return frozenset(connection.execute(select(JOBS.c.id).where(JOBS.c.id.in_(job_ids))).scalars())
-
-
 def events(connection: Connection, job_id: str, after: int | None) -> list[JobEvent]:
     """See `JobStore.events`."""
     query = select(EVENTS).where(EVENTS.c.job_id == job_id).order_by(EVENTS.c.revision)

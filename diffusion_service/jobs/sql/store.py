@@ -5,7 +5,7 @@ Runs in the diffusion API process.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -96,23 +96,13 @@ class SqlJobStore:
         """See `JobStore.ids`."""
         return await self._run(reads.ids, status)
 
-    async def known(self, job_ids: Collection[str]) -> frozenset[str]:
-        """See `JobStore.known`."""
-        return await self._run(reads.known, tuple(job_ids))
-
     async def remove(self, job_id: str) -> None:
         """See `JobStore.remove`."""
-        await self._tells(_if_so(job_id), writes.remove, job_id)
+        await self._tells(lambda removed: job_id if removed else None, writes.remove, job_id)
 
-    async def claim(
-        self, instance: str, now: float, lease_s: float, choose: Choose, skip: Collection[str] = ()
-    ) -> Job | None:
+    async def claim(self, instance: str, now: float, lease_s: float, choose: Choose) -> Job | None:
         """See `JobStore.claim`."""
-        return await self._tells(_id, writes.claim, instance, now, lease_s, choose, frozenset(skip))
-
-    async def release(self, job_id: str, instance: str) -> None:
-        """See `JobStore.release`."""
-        await self._tells(_if_so(job_id), writes.release, job_id, instance, self._clock())
+        return await self._tells(_id, writes.claim, instance, now, lease_s, choose)
 
     async def renew(self, instance: str, now: float, lease_s: float) -> Held:
         """See `JobStore.renew`."""
@@ -183,7 +173,3 @@ class SqlJobStore:
 
 def _id(job: Job | None) -> str | None:
     return None if job is None else job.id
-
-
-def _if_so(job_id: str) -> Callable[[bool], str | None]:
-    return lambda done: job_id if done else None

@@ -64,12 +64,10 @@ def remove(connection: Connection, job_id: str) -> bool:
     return gone
 
 
-def claim(
-    connection: Connection, instance: str, now: float, lease_s: float, choose: Choose, skip: frozenset[str]
-) -> Job | None:
+def claim(connection: Connection, instance: str, now: float, lease_s: float, choose: Choose) -> Job | None:
     """See `JobStore.claim`."""
     lock_history(connection)
-    candidates = [each for each in reads.waiting(connection) if each.id not in skip]
+    candidates = reads.waiting(connection)
     running = reads.owned_by_key(connection)
     while (chosen := choose(candidates, running)) is not None:
         free = (JOBS.c.id == chosen, JOBS.c.status == "queued", JOBS.c.owner.is_(None))
@@ -80,15 +78,6 @@ def claim(
         # Cancelled or removed at this moment.
         candidates = [each for each in candidates if each.id != chosen]
     return None
-
-
-def release(connection: Connection, job_id: str, instance: str, now: float) -> bool:
-    """Give a claimed job back; returns whether there was one to give."""
-    job = reads.read(connection, job_id, lock=True)
-    if job is None or job.owner != instance or job.status != "queued":
-        return False
-    _write(connection, job, job.released(), now)
-    return True
 
 
 def renew(connection: Connection, instance: str, now: float, lease_s: float) -> Held:

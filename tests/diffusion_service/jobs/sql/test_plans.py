@@ -43,7 +43,6 @@ async def use_everything(store: SqlJobStore) -> None:
     await store.unfinished()
     await store.expired(1.0)
     await store.ids("completed")
-    await store.known([job.id])
     await store.claim("A", 0.0, 5.0, first)
     await store.renew("A", 1.0, 5.0)
     await store.reclaim(10.0, orphaned)

@@ -59,7 +59,7 @@ def test_every_change_is_seen_by_the_next_read(tmp_path: Path) -> None:
 
         assert await store.claim("a", 0.0, 10.0, first) == await seen()
         assert (await seen()).owner == "a"
-        await store.release(job.id, "a")
+        await store.change(job.id, lambda job: job.released(), instance="a")
         assert (await seen()).owner is None
         await store.change(job.id, lambda job: job.claimed("b"))
         assert (await seen()).owner == "b"
