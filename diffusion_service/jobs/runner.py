@@ -97,14 +97,16 @@ class JobRunner:
         if conduct is not None:
             conduct.stop("cancelled")
             await conduct.over.wait()
-        with contextlib.suppress(Transition):
-            now = self._clock()
-            asked = await self._store.change(job_id, lambda job: job.ask_cancel(now, self._rules.retention_s))
-            if asked.finished:
-                await self._workshop.ended(asked)
         job = await self._store.get(job_id)
         if job is None:
             raise NotFound(f"there is no job {job_id}")
+        if job.finished or (job.cancel_requested and job.owner is not None):
+            return job
+        with contextlib.suppress(Transition):
+            now = self._clock()
+            job = await self._store.change(job_id, lambda each: each.ask_cancel(now, self._rules.retention_s))
+            if job.finished:
+                await self._workshop.ended(job)
         return job
 
     async def remove(self, job_id: str) -> None:

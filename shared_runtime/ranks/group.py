@@ -5,6 +5,7 @@ goes wrong with one rank ends them all: after a death or a hang nobody knows whi
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -348,10 +349,11 @@ class ProcessGroup:
         period = min(self._limits.stuck_s, self._limits.dead_s) / 4
         while not generation.ended.is_set():
             begun = time.monotonic()
-            try:
-                await asyncio.wait_for(generation.ended.wait(), timeout=period)
-            except TimeoutError:
-                self._look(generation, late=time.monotonic() - begun - period)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(period):
+                    await generation.ended.wait()
+                return
+            self._look(generation, late=time.monotonic() - begun - period)
 
     def _look(self, generation: Generation, late: float) -> None:
         """End the generation if a rank is silent for too long; `late` seconds this process itself stood still."""

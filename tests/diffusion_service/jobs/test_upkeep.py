@@ -127,6 +127,25 @@ def test_a_wish_to_cancel_that_came_to_another_service_arrives(tmp_path: Path) -
     play(tmp_path, scenario)
 
 
+def test_whoever_waits_for_another_service_to_cancel_asks_once_and_again_when_it_gives_the_job_back(
+    tmp_path: Path,
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        job = await stage.add()
+        await stage.store.claim("another", stage.now, 1e9, lambda waiting, _: waiting[0].id)
+        changed: list[str] = []
+        stage.store._tell = changed.append
+        cancelling = asyncio.create_task(stage.runner.cancel(job))
+        await asyncio.sleep(0.35)
+        assert (await stage.job(job)).cancel_requested
+        assert changed == [job], "waiting writes nothing"
+        await stage.store.change(job, lambda each: each.handed_back(), instance="another")
+        assert (await cancelling).status == "cancelled"
+        assert stage.files() == []
+
+    play(tmp_path, scenario, running=False)
+
+
 def test_jobs_of_a_service_that_is_gone_begin_again_elsewhere(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         job = await stage.add()

@@ -271,6 +271,22 @@ def test_a_later_start_that_fails_is_tried_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_stop_at_the_moment_in_which_a_rank_dies_is_a_stop() -> None:
+    """`asyncio.wait_for` of Python 3.11 returns when it is cancelled together with the end of what it waits for."""
+    group = ProcessGroup(rank_specs("rank", Mesh(), ("cpu",)), BARE, Bare(), QUICK)
+
+    async def scenario() -> None:
+        supervising = asyncio.create_task(group.supervise())
+        async with asyncio.timeout(20):
+            await group.until_ready()
+            group._now.end("a rank is gone")
+            supervising.cancel()
+            await asyncio.wait([supervising])
+        assert group.restarts == 0
+
+    asyncio.run(scenario())
+
+
 def test_ranks_die_with_a_killed_parent_even_when_stopped() -> None:
     kill_the_parent_of_a_group("mp")
 
