@@ -19,11 +19,10 @@ import torch
 from benchmarks.device import Device, relative_error, series
 from benchmarks.figures import provenance, write_json
 from benchmarks.kernels import kernel_times
-from benchmarks.released import write_released
+from benchmarks.released import checkpoint
 from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.precision import computing
 from diffusion_service.sampling.decode import Chunks, SingleDecoder
-from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.weights import load_video_vae
 from shared_schema.deploy.model import Precision
 
@@ -126,10 +125,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = Device.best()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = tiny_checkpoint() if arguments.tiny else Path(scratch)
-        if not arguments.tiny:
-            write_released(folder)
-        bench = Bench(device, folder, arguments)
+        bench = Bench(device, checkpoint(Path(scratch), tiny=arguments.tiny), arguments)
     bench.run()
     figures = {**provenance(sys.argv), **device.facts(), **bench.figures}
     print(json.dumps(figures, indent=1))

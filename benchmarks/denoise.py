@@ -23,7 +23,7 @@ import torch
 from benchmarks.device import Device, relative_error, series
 from benchmarks.figures import provenance, write_json
 from benchmarks.kernels import kernel_times
-from benchmarks.released import write_released
+from benchmarks.released import checkpoint
 from diffusion_service.model.adaln import Modulation
 from diffusion_service.model.attention import (
     attend_with,
@@ -35,7 +35,6 @@ from diffusion_service.model.attention import (
 )
 from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Denoising, Dit, Moment, Rows
-from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.weights import load_transformer
 from shared_schema.tasks import FPS
 
@@ -210,9 +209,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for layers in sorted({case.layers for case in cases}):
         with tempfile.TemporaryDirectory() as scratch:
-            folder = tiny_checkpoint() if arguments.tiny else Path(scratch)
-            if not arguments.tiny:
-                write_released(folder, layers)
+            folder = checkpoint(Path(scratch), layers, tiny=arguments.tiny)
             ours = [case for case in dict.fromkeys(cases) if case.layers == layers]
             run = Bench(device, folder, ours, arguments.repeats)
             run.run(frozenset(arguments.exact), frozenset(arguments.profile), eager=arguments.eager)

@@ -8,12 +8,7 @@ rank does it, over the same weights and inputs; errors and cosines are to stock'
 """
 
 import argparse
-import json
-import logging
 import statistics
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +17,8 @@ from torch.nn.functional import cosine_similarity
 
 from benchmarks.denoise import Case
 from benchmarks.device import Device, relative_error, series
-from benchmarks.figures import provenance, write_json
-from benchmarks.released import write_released
-from diffusion_service.commands import DiffusionRankSettings
+from benchmarks.figures import write_json
+from benchmarks.modes import Silent, parser_of, rank_settings, run
 from diffusion_service.fitting import Fitter, held, load_partition
 from diffusion_service.model.attention import choose
 from diffusion_service.model.dit import Dit, Moment, Rows
@@ -33,51 +27,29 @@ from diffusion_service.model.turns import Turns
 from shared_runtime.device_memory import locker_for
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import Mesh, RankSpec
-from shared_runtime.ranks.worker import Beater
-from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.weights import load_transformer
-from shared_schema.deploy.load import load_deployment
-from shared_schema.tasks import Task
 
-FP8: dict[str, Any] = {"diffusion_quantization_config": {"transformer": {"method": "fp8"}}}
-MODES: dict[str, dict[str, Any]] = {
-    "bf16": {},
-    "fp8": FP8,
-    "bf16, layerwise": {"enable_layerwise_offload": True},
-    "fp8, layerwise": {**FP8, "enable_layerwise_offload": True},
-    "bf16, module": {"enable_cpu_offload": True},
-    "fp8, module": {**FP8, "enable_cpu_offload": True},
-}
-"""Keys of stage 1."""
 STOCK = "stock"
+OUTPUTS = "outputs.pt"
 Outputs = tuple[torch.Tensor, torch.Tensor]
-
-
-class Silent(Beater):
-    """Nobody waits for a beat."""
-
-    def __init__(self) -> None:
-        pass
-
-    def beat(self) -> None:
-        """Not told."""
 
 
 class Bench:
     """One mode in this process."""
 
-    def __init__(self, mode: str, folder: Path, case: Case, device: Device, repeats: int, *, eager: bool) -> None:
+    def __init__(self, arguments: argparse.Namespace, mode: str, folder: Path) -> None:
+        self._arguments = arguments
         self._mode = mode
         self._folder = folder
-        self._case = case
-        self._device = device
-        self._repeats = repeats
-        self._eager = eager
+        self._case = Case.parse(f"{arguments.size}x{arguments.frames}:{arguments.layers}")
+        self._device = Device(torch.device(arguments.device))
         self.figures: dict[str, Any] = {}
 
     def run(self) -> Outputs:
         """Load, run, and leave the figures."""
-        return self._stock() if self._mode == STOCK else self._ours()
+        made = self._stock() if self._mode == STOCK else self._ours()
+        self.figures["device"] = self._device.facts()["device"]
+        return made
 
     @torch.no_grad()
     def _stock(self) -> Outputs:
@@ -88,7 +60,7 @@ class Bench:
     def _ours(self) -> Outputs:
         device = self._device.torch_device
         comm = RankComm(RankSpec("bench", 0, Mesh(), "0" if self._device.is_gpu else "cpu"), device)
-        settings = self._settings()
+        settings = rank_settings(self._arguments, self._mode, self._folder, self._folder / "none")
         transformer = load_partition(settings, "transformer", comm)
         dtype = next(transformer.transformer_blocks.parameters()).dtype
         backend, turns = choose(None, device, dtype), Turns()
@@ -107,15 +79,6 @@ class Bench:
             self.figures["copies"] = self._copies(dit, dit.blocks)
         return made
 
-    def _settings(self) -> DiffusionRankSettings:
-        stage = {"load_format": "dummy", "enforce_eager": self._eager, **MODES[self._mode]}
-        if self._device.is_gpu:
-            stage["devices"] = "0"
-        deployment = load_deployment("tiny", json.dumps({"1": stage}))
-        return DiffusionRankSettings(
-            self._folder, deployment.diffusion, frozenset({Task.T2VA}), self._folder, self._folder, "info", "text"
-        )
-
     def _step(self, dit: Dit) -> Any:
         given = self._case.inputs(dit.transformer.config, self._device.torch_device)
         schedule = [Moment(given["timestep"], given["timestep_indices"])]
@@ -123,9 +86,9 @@ class Bench:
         return lambda: denoising.step(0, given["hidden_states"], given["audio_hidden_states"])
 
     def _measure(self, work: Any) -> Outputs:
-        made: list[Outputs] = []
+        made, repeats = list[Outputs](), self._arguments.repeats
         self._device.reset_peak()
-        first, later = self._device.first_and_then(lambda: made.__setitem__(slice(None), [work()]), self._repeats)
+        first, later = self._device.first_and_then(lambda: made.__setitem__(slice(None), [work()]), repeats)
         self.figures |= {**series(later), "first_s": round(first, 2), **self._device.memory()}
         ((video, audio),) = made
         return video.cpu(), audio.cpu()
@@ -158,39 +121,17 @@ def _gib(count: int) -> float:
 
 def run_one(arguments: argparse.Namespace, mode: str, folder: Path, out: Path) -> None:
     """What a child does: one mode, figures and outputs into `out`."""
-    device = Device(torch.device(arguments.device))
-    bench = Bench(mode, folder, _case(arguments), device, arguments.repeats, eager=arguments.eager)
-    outputs = bench.run()
-    torch.save(outputs, out / "outputs.pt")
-    write_json(out / "figures.json", {**bench.figures, "device": device.facts()["device"]})
+    bench = Bench(arguments, mode, folder)
+    torch.save(bench.run(), out / OUTPUTS)
+    write_json(out / "figures.json", bench.figures)
 
 
-def bench_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every mode in a process of its own; what one ends with is kept before the next begins."""
-    figures: dict[str, Any] = {**provenance(sys.argv), "torch": torch.__version__, "modes": {}}
-    wanted: Outputs | None = None
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = tiny_checkpoint() if arguments.tiny else Path(scratch) / "released"
-        if not arguments.tiny:
-            write_released(folder, arguments.layers)
-        for mode in [STOCK, *(arguments.mode or MODES)]:
-            out = Path(scratch) / mode.replace(", ", "_")
-            out.mkdir()
-            command = [sys.executable, "-m", "benchmarks.memory", *sys.argv[1:]]
-            done = subprocess.run([*command, "--one", mode, str(folder), str(out)], check=False)
-            if done.returncode:
-                figures["modes"][mode] = {"failed": done.returncode}
-                continue
-            found = json.loads((out / "figures.json").read_text())
-            made: Outputs = torch.load(out / "outputs.pt")
-            wanted = made if mode == STOCK else wanted
-            if wanted is not None and mode != STOCK:
-                found |= _compared(made, wanted, found["s"] / figures["modes"][STOCK]["s"])
-            figures["modes"][mode] = found
-            print(f"{mode}: {json.dumps(found)}", flush=True)
-            if arguments.json is not None:
-                write_json(arguments.json, figures)
-    return figures
+def compare(mode: str, out: Path, modes: dict[str, Any]) -> None:
+    """Add to a mode's figures what its outputs and seconds are to stock's."""
+    stock = out.parent / STOCK / OUTPUTS
+    if mode != STOCK and stock.exists():
+        made, wanted = torch.load(out / OUTPUTS), torch.load(stock)
+        modes[mode] |= _compared(made, wanted, modes[mode]["s"] / modes[STOCK]["s"])
 
 
 def _compared(made: Outputs, wanted: Outputs, ratio: float) -> dict[str, Any]:
@@ -227,34 +168,7 @@ def table(modes: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _case(arguments: argparse.Namespace) -> Case:
-    return Case.parse(f"{arguments.size}x{arguments.frames}:{arguments.layers}")
-
-
-def main() -> None:
-    """Measure, print, and keep what was measured."""
-    parser = argparse.ArgumentParser(description="A DiT forward in every mode that saves memory.")
-    parser.add_argument("--size", default="768x1344", help="height x width")
-    parser.add_argument("--frames", type=int, default=124)
-    parser.add_argument("--layers", type=int, default=50)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--mode", action="append", choices=list(MODES), help="some of the modes; stock always runs")
-    parser.add_argument("--eager", action="store_true", help="ours without a compiler")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--tiny", action="store_true", help="the tiny model: only to see that all of this runs")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO)
-    if arguments.one is not None:
-        mode, folder, out = arguments.one
-        run_one(arguments, mode, Path(folder), Path(out))
-        return
-    figures = bench_all(arguments)
-    print(table(figures["modes"]))
-    if arguments.json is not None:
-        write_json(arguments.json, figures)
-
-
 if __name__ == "__main__":
-    main()
+    parser = parser_of("A DiT forward in every mode that saves memory; stock always runs.")
+    parser.add_argument("--repeats", type=int, default=2)
+    run(parser, run_one, table, before=[STOCK], finish=compare)

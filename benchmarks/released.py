@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from shared_runtime.tiny import build_tiny
+from shared_runtime.tiny import build_tiny, tiny_checkpoint
 
 SOUND = {"latents_mean": [0.0] * 32, "latents_std": [1.0] * 32}
 CANVAS = {"canvas_short_edge": 768, "canvas_max_pixels": 768 * 1344, "reference_image_short_edge": 2048}
@@ -62,6 +62,14 @@ def write_released(folder: Path, layers: int | None = None) -> None:
     text["text_config"]["rope_parameters"]["mrope_section"] = MROPE
     text["vision_config"].update(VISION)
     _write(folder / "text_encoder" / "config.json", text)
+
+
+def checkpoint(folder: Path, layers: int | None = None, *, tiny: bool) -> Path:
+    """The tiny checkpoint, or else `folder` with the released configs."""
+    if tiny:
+        return tiny_checkpoint()
+    write_released(folder, layers)
+    return folder
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:

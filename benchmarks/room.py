@@ -9,11 +9,6 @@ its peak is that of any number of steps. `--tiny --device cpu` proves on a CPU t
 """
 
 import argparse
-import json
-import logging
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,20 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.figures import provenance, write_json
-from benchmarks.memory import MODES, Silent
-from benchmarks.released import write_released
-from diffusion_service.commands import DiffusionRankSettings, Generate, OutputTarget
+from benchmarks.figures import write_json
+from benchmarks.modes import Silent, parser_of, rank_settings, run
+from diffusion_service.commands import Generate, OutputTarget
 from diffusion_service.worker import DiffusionRank
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import Mesh, RankSpec
 from shared_runtime.ranks.worker import TaskHandle
 from shared_runtime.stored import read_json
-from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.transport.codec import checksum, gather
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.slab import Slab
-from shared_schema.deploy.load import load_deployment
 from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL
 from shared_schema.errors import JobFailed
 from shared_schema.layout import Layout
@@ -57,9 +49,6 @@ class Room:
 
     def __init__(self, arguments: argparse.Namespace, mode: str, folder: Path, scratch: Path) -> None:
         self._on_gpu = arguments.device == "cuda"
-        stage = {"load_format": "dummy", "enforce_eager": arguments.eager, **MODES[mode]}
-        if self._on_gpu:
-            stage["devices"] = "0"
         device = torch.device("cuda", 0) if self._on_gpu else torch.device("cpu")
         comm = RankComm(RankSpec("room", 0, Mesh(), "0" if self._on_gpu else "cpu"), device)
         height, width = map(int, arguments.size.split("x"))
@@ -68,10 +57,7 @@ class Room:
         self._command = self._job(
             layout, read_json(folder / "transformer" / "config.json").get("text_dim", 5120), scratch
         )
-        deployment = load_deployment("tiny", json.dumps({"1": stage}))
-        settings = DiffusionRankSettings(
-            folder, deployment.diffusion, frozenset({Task.T2VA}), scratch, self.slab.path, "info", "text"
-        )
+        settings = rank_settings(arguments, mode, folder, self.slab.path)
         begun = time.perf_counter()
         self._rank = DiffusionRank(comm, settings, Silent())
         self._task = TaskHandle(1, "work", Nowhere(), Silent(), comm)  # type: ignore[arg-type]
@@ -149,35 +135,15 @@ class Room:
         return self._rank.handle(self._command, self._task)
 
 
-def bench_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every mode in a process of its own."""
-    figures: dict[str, Any] = {**provenance(sys.argv), "torch": torch.__version__, "modes": {}}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = tiny_checkpoint() if arguments.tiny else Path(scratch) / "released"
-        if not arguments.tiny:
-            write_released(folder, arguments.layers)
-        for mode in arguments.mode or MODES:
-            out = Path(scratch) / "figures.json"
-            out.unlink(missing_ok=True)
-            command = [sys.executable, "-m", "benchmarks.room", *sys.argv[1:], "--one", mode, str(folder), str(out)]
-            done = subprocess.run(command, check=False)
-            figures["modes"][mode] = json.loads(out.read_text()) if out.exists() else {"failed": done.returncode}
-            print(f"{mode}: {json.dumps(figures['modes'][mode])}", flush=True)
-            if arguments.json is not None:
-                write_json(arguments.json, figures)
-    return figures
-
-
 def run_one(arguments: argparse.Namespace, mode: str, folder: Path, out: Path) -> None:
     """What a child does; figures are kept also when the search breaks off."""
-    with tempfile.TemporaryDirectory() as scratch:
-        room = Room(arguments, mode, folder, Path(scratch))
-        write_json(out, room.figures)
-        try:
-            room.find()
-        finally:
-            write_json(out, room.figures)
-            room.slab.close()
+    room, file = Room(arguments, mode, folder, out), out / "figures.json"
+    write_json(file, room.figures)
+    try:
+        room.find()
+    finally:
+        write_json(file, room.figures)
+        room.slab.close()
 
 
 def table(modes: dict[str, Any]) -> str:
@@ -193,31 +159,5 @@ def table(modes: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Measure, print, and keep what was measured."""
-    parser = argparse.ArgumentParser(description="The smallest GPU memory for a job, by mode.")
-    parser.add_argument("--size", default="768x1344", help="height x width")
-    parser.add_argument("--frames", type=int, default=124)
-    parser.add_argument("--layers", type=int, default=50)
-    parser.add_argument("--mode", action="append", choices=list(MODES))
-    parser.add_argument(
-        "--eager", action="store_true", help="without a compiler, whose warm-up takes the most at start"
-    )
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--tiny", action="store_true", help="the tiny model: only to see that all of this runs")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO)
-    if arguments.one is not None:
-        mode, folder, out = arguments.one
-        run_one(arguments, mode, Path(folder), Path(out))
-        return
-    figures = bench_all(arguments)
-    print(table(figures["modes"]))
-    if arguments.json is not None:
-        write_json(arguments.json, figures)
-
-
 if __name__ == "__main__":
-    main()
+    run(parser_of("The smallest GPU memory for a job, by mode."), run_one, table)

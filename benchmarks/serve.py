@@ -13,7 +13,6 @@ Every time of a job runs from sending the POST until the whole MP4 is here. Load
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ import httpx
 from benchmarks import clients, progress, stored
 from benchmarks import load as callers
 from benchmarks.figures import provenance, spread, stage_medians, write_json
+from benchmarks.one_process import OneProcess, one_process
 from benchmarks.served import ServedRun, run_job
 from shared_runtime.tiny import tiny_checkpoint
 from tests.end_to_end.clips import Clip, Medium
@@ -75,43 +75,6 @@ class Sides:
         return found
 
 
-class OneProcess:
-    """The reference pipeline in a process of its own, which makes a clip for every order."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._answer()
-
-    def seconds(self, clip: Clip) -> float:
-        """Make the clip; how long it took there."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(clip.as_json()) + "\n")
-        self._process.stdin.flush()
-        return float(self._answer()["seconds"])
-
-    def _answer(self) -> dict[str, float]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the one process ended with {self._process.wait()}")
-        answer: dict[str, float] = json.loads(line)
-        return answer
-
-
-@contextmanager
-def one_process(checkpoint: Path, media: Path, out: Path) -> Iterator[OneProcess]:
-    """Start it, loaded; ends with the context."""
-    command = [sys.executable, "-m", "benchmarks.one_process", str(checkpoint), str(media), str(out)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            yield OneProcess(process)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-
-
 @contextmanager
 def own_pair(model: str, deploy: str, folder: Path) -> Iterator[Pair]:
     """Both services as children, ready."""
@@ -126,18 +89,18 @@ def own_pair(model: str, deploy: str, folder: Path) -> Iterator[Pair]:
             raise
 
 
-def measure(client: httpx.Client, alone: OneProcess | None, clip: Clip, media: Path, repeat: int) -> Sides:
+def measure(client: httpx.Client, alone: OneProcess, clip: Clip, media: Path, repeat: int) -> Sides:
     """Warm both sides, then take turns, so that whatever else the machine does falls on both."""
     sides = Sides()
     for n in range(repeat + 1):
         run = run_job(client, clip.fields(), clip.parts(media), media / "served.mp4")
-        seconds = alone.seconds(clip) if alone else None
+        alone.start(clip)
+        seconds = alone.answer()["seconds"]
         if n == 0:
             continue
         sides.served.append(run)
-        sides.alone_s += [] if seconds is None else [seconds]
-        beside = "" if seconds is None else f", one process {seconds:.2f} s"
-        print(f"  {clip.name} {n}/{repeat}: served {run.total_s:.2f} s{beside}", flush=True)
+        sides.alone_s.append(seconds)
+        print(f"  {clip.name} {n}/{repeat}: served {run.total_s:.2f} s, one process {seconds:.2f} s", flush=True)
     return sides
 
 
@@ -232,8 +195,9 @@ def _beside(options: argparse.Namespace, clip: Clip, folder: Path) -> dict[str, 
     with (
         own_pair(str(checkpoint), options.deploy_config, folder) as pair,
         _client(pair) as client,
-        one_process(checkpoint, folder, folder / "alone.mp4") as alone,
+        one_process("one_process", checkpoint, folder, folder / "alone.mp4") as alone,
     ):
+        alone.answer()
         for each in (clip, SMALLEST):
             found[each.name] = measure(client, alone, each, folder, options.repeat).figures(each)
             show(each.name, found[each.name])  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
 """The model over several GPUs of one host: forwards, decode, encoder, whole jobs and faults, on made-up weights.
 
-    python -m benchmarks.topologies --out DIR --budget-s 560
-    python -m benchmarks.topologies --out DIR --only dit,decode --budget-s 300
-    python -m benchmarks.topologies --out DIR --tiny          gloo ranks on the CPU: only proves that all of this runs
+    python -m benchmarks.topologies --json benchmarks/results/topologies.json --budget-s 560
+    python -m benchmarks.topologies --json FILE --only dit,decode --budget-s 300
+    python -m benchmarks.topologies --json FILE --tiny       gloo ranks on the CPU: only proves that all of this runs
 
 Cells run one after the other, the most telling first, each in processes of its own with a limit of its own: one that
-hangs or fails costs only itself. What a cell found is in DIR/topologies.json and .md after every measurement, also of
-earlier calls with the same DIR; everything that is logged is in DIR/topologies.log.
+hangs or fails costs only itself. What a cell found is in FILE, and as a table in its .md, after every measurement, also
+of earlier calls with the same FILE; everything that is logged is in its .log.
 """
 
 import argparse
@@ -64,10 +64,10 @@ SHOWN = ("s", "first_s", "ready_s", "tflops_a_gpu", "communication_share", "erro
 class Results:
     """The table, on disk after every change."""
 
-    def __init__(self, folder: Path, facts: Row) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._json, self._markdown = folder / "topologies.json", folder / "topologies.md"
-        kept = json.loads(self._json.read_text())["rows"] if self._json.exists() else []
+    def __init__(self, file: Path, facts: Row) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._json = file
+        kept = json.loads(file.read_text())["rows"] if file.exists() else []
         self._all: Row = {**facts, "rows": kept}
         self.write()
 
@@ -84,7 +84,7 @@ class Results:
         write_json(self._json, self._all)
         head = ["cell", "measurement", *SHOWN, "more"]
         lines = [_line(head), _line(["---"] * len(head)), *(_line(_cells(row)) for row in self._all["rows"])]
-        self._markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self._json.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _cells(row: Row) -> list[str]:
@@ -159,9 +159,9 @@ def run_cells(names: Sequence[str], options: argparse.Namespace, results: Result
             continue
         begun = time.monotonic()
         own = ["--cell", name, *(["--tiny"] if options.tiny else []), *([] if options.long else ["--short"])]
-        command = [sys.executable, "-m", "benchmarks.topologies", "--out", str(options.out), *own]
+        command = [sys.executable, "-m", "benchmarks.topologies", "--json", str(options.json), *own]
         command += ["--scratch", str(options.scratch), "--devices", str(options.devices)]
-        cell = CellProcess(command, options.out / "topologies.log")
+        cell = CellProcess(command, options.json.with_suffix(".log"))
         end = cell.follow(limit, lambda row, name=name: results.add({"cell": name, **row}))  # type: ignore[misc]
         results.add({"cell": name, "name": "whole cell", "end": end, "cell_s": round(time.monotonic() - begun, 1)})
         well = well and end == "ended"
@@ -190,7 +190,7 @@ def _facts(options: argparse.Namespace) -> Row:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The model over several GPUs of one host.")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--only", default=",".join(CELLS), help=f"cells, of {', '.join(CELLS)}")
     parser.add_argument("--budget-s", type=float, default=560.0)
     parser.add_argument("--least-s", type=float, default=40.0, help="no cell is begun with less time than this left")
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.only.split(",")
     if unknown := set(names) - CELLS.keys():
         raise SystemExit(f"no such cells: {', '.join(sorted(unknown))}")
-    return 0 if run_cells(names, options, Results(options.out, _facts(options))) else 1
+    return 0 if run_cells(names, options, Results(options.json, _facts(options))) else 1
 
 
 if __name__ == "__main__":

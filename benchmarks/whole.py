@@ -10,14 +10,13 @@ cut to the layers that are run (64 do not fit beside the rest), and the writer o
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ import httpx
 import yaml
 
 from benchmarks.figures import provenance, spread, stage_medians, write_json
-from benchmarks.released import write_released
+from benchmarks.one_process import one_process
+from benchmarks.released import checkpoint
 from benchmarks.serve import own_pair
 from benchmarks.served import ServedRun, run_job
-from shared_runtime.tiny import build_tiny
 from tests.end_to_end.clips import Clip, form
 
 POLL_S = 0.05
@@ -110,42 +109,6 @@ def deploy_file(folder: Path, device: str) -> Path:
     return file
 
 
-@dataclass
-class Stock:
-    """The other side's process; `start` asks for a clip and `answer` waits for it."""
-
-    process: subprocess.Popen[str]
-
-    def start(self, clip: Clip) -> None:
-        """Ask."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(clip.as_json()) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict[str, float]:
-        """Wait."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"stock ended with {self.process.wait()}")
-        told: dict[str, float] = json.loads(line)
-        return told
-
-
-@contextmanager
-def stock(model: Path, folder: Path, gpu: str | None) -> Iterator[Stock]:
-    """Loaded; ends with the context."""
-    environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
-    command = [sys.executable, "-m", "benchmarks.stock", str(model), str(folder / "stock.mp4")]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            yield Stock(process)
-        finally:
-            process.kill()
-
-
 def served(client: httpx.Client, clip: Clip, folder: Path, repeat: int) -> dict[str, Any]:
     """Runs of one clip, the first not counted."""
     runs: list[ServedRun] = []
@@ -165,13 +128,14 @@ def served(client: httpx.Client, clip: Clip, folder: Path, repeat: int) -> dict[
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Everything."""
-    model, clip = folder / "model", replace(TINY if options.tiny else CLIP, num_inference_steps=options.steps)
-    write_tiny_or_released(model, tiny=options.tiny)
+    model = checkpoint(folder / "model", tiny=options.tiny)
+    clip = replace(TINY if options.tiny else CLIP, num_inference_steps=options.steps)
     device = "cpu" if options.tiny else options.gpu
     found: dict[str, Any] = {"request": clip.as_json()}
     beside = options.tiny or options.stock_gpu is not None
     begun = time.perf_counter()
-    with stock(model, folder, options.stock_gpu) if beside else _nobody() as other:
+    out = folder / "stock.mp4"
+    with one_process("stock", model, out, gpu=options.stock_gpu) if beside else nullcontext() as other:
         with own_pair(str(model), str(deploy_file(folder, device)), folder) as pair:
             found["start_s"] = round(time.perf_counter() - begun, 1)
             with httpx.Client(base_url=pair.settings.diffusion_url, timeout=900) as client:
@@ -183,26 +147,13 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if other is not None:
             found["stock"] = other.answer()
     if not beside and not options.no_stock:
-        with stock(model, folder, options.gpu) as other:
+        with one_process("stock", model, out, gpu=options.gpu) as other:
             other.answer()
             other.start(clip)
             found["stock"] = other.answer()
     if "stock" in found:
         found["ratio"] = round(found["served"]["post_to_file"]["median_s"] / found["stock"]["seconds"], 4)
     return found
-
-
-@contextmanager
-def _nobody() -> Iterator[None]:
-    yield None
-
-
-def write_tiny_or_released(folder: Path, *, tiny: bool) -> None:
-    """Configs without weights."""
-    if tiny:
-        build_tiny(folder)
-    else:
-        write_released(folder)
 
 
 def main() -> None:
