@@ -84,8 +84,10 @@ class Crowd:
             self.tally.statuses[f"stream {status}"] += 1
             self.tally.streams += status == "200"
             with suppress(*CLOSED):
-                while line := await reader.readline():
-                    self.tally.events += line.startswith(b"data:")
+                rest = b""
+                while some := await reader.read(1 << 16):
+                    self.tally.events += (rest + some).count(b"\ndata:")
+                    rest = some[-5:]
         finally:
             writer.close()
 
