@@ -30,8 +30,8 @@ CacheUse = Literal["hit", "miss"]
 class Stored(BaseModel):
     """Base of what the job store keeps: frozen, and unknown keys mean a newer program wrote it.
 
-    A new field has a default, for the jobs that are there, and comes with a migration step, an empty one if need be: by
-    it an older program refuses the database at start, instead of failing at the first job.
+    A new field has a default, for the jobs that are there. After a release it comes with a migration step, an empty one
+    if need be: by it an older program refuses the database at start, instead of failing at the first job.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
