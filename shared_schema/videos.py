@@ -91,6 +91,8 @@ class Video(PublicShape):
     """0 to 100, finished work only; 100 once the content can be read."""
     phase: Phase | None
     queue_position: int | None = None
+    """From 1, by priority and then by age, over all keys. Where keys take turns, a key with many jobs waits longer than
+    the number says, and one with few shorter."""
     eta_seconds: float | None = None
     created_at: int
     started_at: int | None = None

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("shared_schema", "shared_runtime", "encoder_service", "diffusion_service", "video_client")
+BASES = (ROOT, *(ROOT / package for package in PACKAGES))
 TORCH = {"torch", "torchvision", "diffusers", "transformers", "accelerate"}
 
 RANK_SIDE = (
@@ -329,11 +330,20 @@ def test_every_deploy_key_is_declared_once_and_its_default_never_repeated() -> N
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_documents_name_files_that_are_there(document: str) -> None:
     named = re.findall(r"`([\w/]+\.py|[\w]+/[\w/]*)`", (ROOT / document).read_text(encoding="utf-8"))
-    bases = (ROOT, *(ROOT / package for package in PACKAGES))
     assert named
     assert not [
-        name for name in named if not any((base / name).exists() for base in bases) and name not in ("cli.py", "app.py")
+        name for name in named if not any((base / name).exists() for base in BASES) and name not in ("cli.py", "app.py")
     ]
+
+
+def test_every_word_is_used_where_contributing_says_that_it_is_defined() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Words\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z ,]+) \| .+ \| `([\w/]+\.py)` \|$", text, re.MULTILINE)
+    assert len(rows) == text.count("\n| ") - 1, "the head is no word"
+    assert text.count("\n") <= 30
+    for words, name in rows:
+        source = next(path for base in BASES if (path := base / name).exists()).read_text(encoding="utf-8").lower()
+        assert not [word for word in words.split(", ") if word not in source], name
 
 
 def test_the_project_names_no_path_of_a_developers_machine() -> None:

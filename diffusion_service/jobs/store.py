@@ -102,7 +102,10 @@ class JobStore(Protocol):
         """
 
     async def places(self, jobs: Sequence[Job]) -> dict[str, int]:
-        """By id, from 1: the place in the queue of those of the jobs that are queued. Priority goes before age."""
+        """By id, from 1: the place in the queue of those of the jobs that are queued. Priority goes before age.
+
+        Not the order in which they will be made: how keys take turns depends on what is under way by then.
+        """
 
     async def waiting(self) -> list[Waiting]:
         """Queued jobs that nobody owns, in order."""
