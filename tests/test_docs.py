@@ -88,6 +88,23 @@ def test_links_lead_to_something(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+def test_what_runs_before_a_commit_is_a_target_of_the_makefile() -> None:
+    command = [sys.executable, "-m", "pre_commit", "validate-config", str(ROOT / ".pre-commit-config.yaml")]
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert {hook["entry"] for repo in config["repos"] for hook in repo["hooks"]} <= {f"make {name}" for name in targets}
+
+
+@pytest.mark.parametrize("form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").iterdir()), ids=lambda form: form.name)
+def test_issue_forms_have_what_github_asks_for(form: Path) -> None:
+    asked = yaml.safe_load(form.read_text(encoding="utf-8"))
+    assert asked["name"]
+    assert asked["description"]
+    assert {part["type"] for part in asked["body"]} <= {"textarea", "input", "dropdown", "checkboxes", "markdown"}
+    assert all(part["attributes"]["label"] for part in asked["body"])
+
+
 def section(title: str) -> list[list[str]]:
     """The ticked names of each row of a table of `moving.md`, column by column."""
     text = (DOCS / "moving.md").read_text(encoding="utf-8").split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]

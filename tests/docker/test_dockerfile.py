@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,11 @@ def test_the_code_is_the_last_layer() -> None:
     service = text.partition("FROM dependencies AS service")[2].partition("\nFROM ")[0]
     layers = re.findall(r"^(RUN|COPY|ADD)\b((?:.*\\\n)*.*)", service, re.MULTILINE)
     assert "/wheel/*.whl" in layers[-1][1]
+
+
+def test_the_image_says_the_version_of_pyproject() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert f"org.opencontainers.image.version={version}\n" in (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("package", ["shared_schema", "shared_runtime", "encoder_service", "diffusion_service"])
