@@ -233,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--frames", type=int, default=345)
     parser.add_argument("--steps", type=int, default=200, help="sigma points")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=10, help="with --url, and of each level of --mode load")
+    parser.add_argument("--jobs", type=int, default=10, help="with --url, and at least of each level of --mode load")
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="with --mode load")
     parser.add_argument("--load-steps", type=int, default=20, help="sigma points, with --mode load")
     parser.add_argument("--concurrency", type=int, default=1, help="with --url")

@@ -31,8 +31,10 @@ class ServedRun:
         return self.total_s - sum(whole)
 
 
-def run_job(client: httpx.Client, fields: dict[str, str], parts: list[FilePart], out: Path) -> ServedRun:
-    """Make one clip and check that its file decodes.
+def run_job(
+    client: httpx.Client, fields: dict[str, str], parts: list[FilePart], out: Path, poll_s: float = POLL_S
+) -> ServedRun:
+    """Make one clip, asking after it every `poll_s`, and check that its file decodes.
 
     Raises:
         RuntimeError: refused, failed, or not the clip that was asked for.
@@ -44,7 +46,7 @@ def run_job(client: httpx.Client, fields: dict[str, str], parts: list[FilePart],
         raise RuntimeError(f"POST answered {answer.status_code}: {answer.text}")
     video = answer.json()
     while video["status"] in ("queued", "in_progress"):
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
         video = client.get(f"/v1/videos/{video['id']}").json()
     if video["status"] != "completed":
         raise RuntimeError(f"job {video['id']} is {video['status']}: {video['error']}")
