@@ -89,7 +89,7 @@ class Encoder:
 class Watching:
     """A job that notes what it is told."""
 
-    rank: tuple[int, int] = (0, 0)
+    turn: tuple[int, int] = (0, 0)
     phases: list[Phase] = field(default_factory=list)
     parts: list[EncodeProgress] = field(default_factory=list)
     starved: bool = False
