@@ -114,7 +114,7 @@ class DiffusionRank:
         if not stage.text_only:
             return None
         mode: Mode = "patch" if stage.parallel_config.vae_patch_parallel_size > 1 else "leader"
-        return MediaEncoder.load(settings.checkpoint, self._comm, mode, beater.beat, dummy=stage.dummy)
+        return MediaEncoder.load(settings.checkpoint, self._comm, mode, beater.beat, stage)
 
     def handle(self, command: object, task: TaskHandle) -> object:
         """Do one command; see `diffusion_service.commands`."""

@@ -113,9 +113,7 @@ def _media_encoder(settings: EncoderRankSettings, comm: RankComm, beater: Beater
     roles = settings.stage.components
     assert roles is not None
     assert roles.video_vae is not None
-    return MediaEncoder.load(
-        settings.checkpoint, comm, roles.video_vae.parallel_mode, beater.beat, dummy=settings.stage.dummy
-    )
+    return MediaEncoder.load(settings.checkpoint, comm, roles.video_vae.parallel_mode, beater.beat, settings.stage)
 
 
 def build(comm: RankComm, settings: object, beater: Beater) -> EncoderRank:

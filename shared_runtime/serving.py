@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from shared_runtime.gpus import Gpu
 from shared_schema.deploy.layout import start_lines
 from shared_schema.deploy.model import Deployment, Stage
+from shared_schema.deploy.served import costs
 from shared_schema.errors import DeployError
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ def log_start(model: str, deployment: Deployment, own: Stage, gpus: tuple[Gpu, .
         )
     for line in start_lines(deployment):
         logger.info("%s", line)
+    for cost in costs(deployment):
+        logger.warning("%s", cost)
     for device, gpu in zip(own.devices, gpus, strict=False):
         logger.info("device %s of stage %d is %s, %s", device, own.stage_id, gpu.name, gpu.uuid)
 

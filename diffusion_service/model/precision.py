@@ -12,21 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared_runtime.tensor_float import tensor_float
 from shared_schema.deploy.model import Precision
 
 
 @contextmanager
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """Within it products on `device` are made in `precision`; the process's own setting is put back after it."""
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before = matmul.fp32_precision, convolution.fp32_precision
-    allowed = "tf32" if precision == "tf32" else "ieee"
-    matmul.fp32_precision, convolution.fp32_precision = allowed, allowed
-    try:
-        with torch.autocast(device.type, torch.float16, enabled=precision == "fp16"):
-            yield
-    finally:
-        matmul.fp32_precision, convolution.fp32_precision = before
+    with tensor_float(precision == "tf32"), torch.autocast(device.type, torch.float16, enabled=precision == "fp16"):
+        yield
 
 
 def materialise_fp16(vae: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from shared_runtime.ranks.comm import RankComm
+from shared_runtime.tensor_float import tensor_float
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class LeaderAudioVae:
 
         def encode() -> torch.Tensor:
             assert self._vae is not None
-            latents: torch.Tensor = self._vae.encode(waveform, return_dict=False)[0].mode()
+            with tensor_float(False):
+                latents: torch.Tensor = self._vae.encode(waveform, return_dict=False)[0].mode()
             return latents
 
         return (_Mode(self._comm.from_leader(encode)),)

@@ -3,6 +3,8 @@
 Encoder ranks encode them; in the text-only split diffusion ranks do.
 """
 
+import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,16 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
 
 from shared_runtime.conditioning.audio_vae import LeaderAudioVae
 from shared_runtime.conditioning.blocks import Pipeline
+from shared_runtime.conditioning.tile_runner import BatchedTiles
 from shared_runtime.conditioning.vae_tiles import Beat, Mode, visual_encoder
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.weights import load_audio_vae, load_video_vae, weight_bytes
+from shared_schema.deploy.model import Stage
 from shared_schema.encode import EncodeRequest
 from shared_schema.layout import Block, BlockKind, Layout
 from shared_schema.tasks import AUDIO_CHANNELS, Task
+
+logger = logging.getLogger(__name__)
 
 _STEPS: dict[Task, type[ModularPipelineBlocks]] = {
     Task.FL2VA: MiniMaxH3KeyframeVaeEncoderStep,
@@ -44,22 +50,33 @@ class Latents:
 class MediaEncoder:
     """Both VAEs' encoder halves on one rank of a group; `None` where another rank has them."""
 
-    def __init__(self, video_vae: Any | None, audio_vae: Any | None, comm: RankComm, mode: Mode) -> None:
+    def __init__(
+        self,
+        video_vae: Any | None,
+        audio_vae: Any | None,
+        comm: RankComm,
+        mode: Mode,
+        batched: BatchedTiles | None = None,
+    ) -> None:
+        """`batched` encodes tiles in the place of `video_vae`'s own modules."""
+        self._visual = visual_encoder(video_vae, comm, mode, batched)
         held = [weight_bytes(vae) for vae in (video_vae, audio_vae) if vae is not None]
         self.weight_bytes = sum(held)
         """Of what this rank itself holds."""
-        self._visual = visual_encoder(video_vae, comm, mode)
         self.components = {"vae": self._visual.vae, "audio_vae": LeaderAudioVae(audio_vae, comm)}
         """For the pipeline that runs `blocks`."""
         self.blocks = {f"encode_{task.value}": step() for task, step in _STEPS.items()}
 
     @classmethod
-    def load(cls, checkpoint: Path, comm: RankComm, mode: Mode, beat: Beat, *, dummy: bool = False) -> Self:
+    def load(cls, checkpoint: Path, comm: RankComm, mode: Mode, beat: Beat, stage: Stage) -> Self:
         """Load what this rank needs, or make it up: in mode `leader` followers need nothing. A collective.
+
+        `stage` is the one that encodes media: its precision, and whether anything is compiled.
 
         Raises:
             DeployError: a file or tensor is missing, unexpected or mis-shaped.
         """
+        dummy = stage.dummy
         video_vae = audio_vae = None
         if comm.is_leader or mode == "patch":
             video_vae = load_video_vae(checkpoint, "encoder", comm.device, dummy=dummy)
@@ -67,7 +84,10 @@ class MediaEncoder:
         if comm.is_leader:
             audio_vae = load_audio_vae(checkpoint, "encoder", comm.device, dummy=dummy)
         beat()
-        return cls(video_vae, audio_vae, comm, mode)
+        batched = None
+        if video_vae is not None and comm.device.type == "cuda":
+            batched = _batched(video_vae, stage, beat)
+        return cls(video_vae, audio_vae, comm, mode, batched)
 
     def tiles(self, state: PipelineState) -> list[int]:
         """Frames of each tile that this rank will encode, and beat at, of what `MediaReader` put into `state`."""
@@ -80,6 +100,16 @@ class MediaEncoder:
         visual = tuple(state.get("condition_latents") or ())
         audio = tuple(state.get("audio_condition_latents") or ())
         return Latents(visual, audio, _layout(request, state, visual, audio))
+
+
+def _batched(video_vae: Any, stage: Stage, beat: Beat) -> BatchedTiles:
+    begun = time.perf_counter()
+    compiler = None if stage.enforce_eager else "inductor"
+    made = BatchedTiles(video_vae, stage.encode_precision, compiler=compiler)
+    if compiler is not None:
+        made.warm_up(beat)
+        logger.info("compiled the video encoder in %.1f s", time.perf_counter() - begun)
+    return made
 
 
 def _visual_shapes(state: PipelineState) -> list[tuple[int, int, int]]:

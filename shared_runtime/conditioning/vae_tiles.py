@@ -4,10 +4,11 @@ diffusers' blocks call `vae.encode` and know nothing of it. Used by whoever enco
 ranks in the text-only split. Torch.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
@@ -15,6 +16,7 @@ from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
 from torch import nn
 
 from shared_runtime.conditioning.blocks import Pipeline, run_block
+from shared_runtime.conditioning.tile_runner import BatchedTiles, StockTiles
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.parcels import Parcel, deliver
 
@@ -22,9 +24,12 @@ Beat = Callable[[], None]
 """Called at every tile that this rank, or the one it waits for, has encoded."""
 Mode = Literal["patch", "leader"]
 
-
 Shapes = Iterable[tuple[int, int, int]]
 """Frames, height and width in pixels of pictures and clips."""
+
+
+def _nothing() -> None:
+    pass
 
 
 class VisualEncoder(Protocol):
@@ -41,12 +46,17 @@ class VisualEncoder(Protocol):
         """Do the block. A collective: every rank has the same state."""
 
 
-def visual_encoder(vae: Any | None, comm: RankComm, mode: Mode) -> VisualEncoder:
-    """How a group encodes pictures; `vae` is the encoder half, None on followers that leave it to the leader."""
+def visual_encoder(vae: Any | None, comm: RankComm, mode: Mode, batched: BatchedTiles | None = None) -> VisualEncoder:
+    """How a group encodes pictures; `vae` is the encoder half, None on followers that leave it to the leader.
+
+    With `batched`, which was made of `vae`, that does the work in its place; without, diffusers' own modules do.
+    """
     if mode == "leader" and comm.world_size > 1:
-        return LeaderEncoder(vae, comm)
+        return LeaderEncoder(vae, comm, batched)
     assert vae is not None
-    return TileEncoder(vae, comm) if comm.world_size > 1 else SingleEncoder(vae)
+    if batched is None and comm.world_size == 1:
+        return SingleEncoder(vae)
+    return TileEncoder(vae, comm, batched or StockTiles(vae))
 
 
 class SingleEncoder:
@@ -68,8 +78,9 @@ class SingleEncoder:
 class LeaderEncoder:
     """A `VisualEncoder` of a group that leaves the work to its leader; the others need no weights."""
 
-    def __init__(self, vae: Any | None, comm: RankComm) -> None:
-        self.vae = LeaderVae(vae, comm)
+    def __init__(self, vae: Any | None, comm: RankComm, batched: BatchedTiles | None) -> None:
+        share = None if vae is None or batched is None else TileShare.instead(vae, batched)
+        self.vae = LeaderVae(vae, comm, share)
         self._whole = vae
 
     def tiles(self, shapes: Shapes) -> list[int]:
@@ -85,8 +96,10 @@ class LeaderEncoder:
 class LeaderVae:
     """The video VAE's encoder half on the leader; `encode` is a collective whose result every rank gets."""
 
-    def __init__(self, vae: Any | None, comm: RankComm) -> None:
+    def __init__(self, vae: Any | None, comm: RankComm, share: "TileShare | None") -> None:
+        """`share` stands in `vae` where tiles are encoded in batches."""
         self._vae = vae
+        self._share = share
         self._comm = comm
         self.beat: Beat = _nothing
         facts = comm.from_leader(lambda: _facts(vae))
@@ -96,14 +109,22 @@ class LeaderVae:
         """The posterior of normalised pixels `(1, 3, frames, height, width)`, on every rank."""
         assert not return_dict
 
-        def encode(tell: Beat) -> torch.Tensor:
-            assert self._vae is not None
-            with _beating(self._vae, tell):
-                moments: torch.Tensor = self._vae.encode(pixels, return_dict=False)[0].parameters
-            return moments
-
-        moments = self._comm.from_busy_leader(encode, self.beat)
+        moments = self._comm.from_busy_leader(lambda tell: self._moments(pixels, tell), self.beat)
         return (DiagonalGaussianDistribution(moments.to(pixels.device)),)
+
+    def _moments(self, pixels: torch.Tensor, tell: Beat) -> torch.Tensor:
+        vae, share = self._vae, self._share
+        assert vae is not None
+        if share is None:
+            with _beating(vae, tell):
+                posterior = vae.encode(pixels, return_dict=False)[0]
+        else:
+            with share.dealing(tell):
+                vae.encode(pixels, return_dict=False)
+            with share.replaying([share.encoded[number] for number in range(len(share.dealt))]):
+                posterior = vae.encode(pixels, return_dict=False)[0]
+        moments: torch.Tensor = posterior.parameters
+        return moments
 
 
 class TileEncoder:
@@ -113,11 +134,10 @@ class TileEncoder:
     more with all tiles there. What a block does around the encoder is little, and the media need not be kept as tiles.
     """
 
-    def __init__(self, vae: Any, comm: RankComm) -> None:
+    def __init__(self, vae: Any, comm: RankComm, runner: StockTiles | BatchedTiles) -> None:
         self.vae = vae
         self._comm = comm
-        self._share = TileShare(vae, comm.spec.rank, comm.world_size)
-        vae.encoder, vae.quant_conv = self._share, nn.Identity()
+        self._share = TileShare.instead(vae, runner, comm.spec.rank, comm.world_size)
 
     def tiles(self, shapes: Shapes) -> list[int]:
         """As many as this rank will have; see `VisualEncoder.tiles`."""
@@ -142,10 +162,10 @@ class TileEncoder:
 class TileShare(nn.Module):
     """Stands in the VAE where its `encoder` and `quant_conv` stood, and is called once for every tile."""
 
-    def __init__(self, vae: Any, rank: int, ranks: int) -> None:
+    def __init__(self, vae: Any, runner: StockTiles | BatchedTiles, rank: int, ranks: int) -> None:
         super().__init__()
-        self.encoder = vae.encoder
-        self.quant_conv = vae.quant_conv
+        self.runner = runner
+        self._channels = vae.quant_conv.out_channels
         self.dealt: list[tuple[int, tuple[int, ...]]] = []
         """Owner and shape of the moments, by tile in the order of the calls."""
         self.encoded: dict[int, torch.Tensor] = {}
@@ -155,15 +175,26 @@ class TileShare(nn.Module):
         self._strides = tuple(
             zip(vae.config.temporal_downsample_factors, vae.config.spatial_downsample_factors, strict=True)
         )
-        self._beat: Beat = _nothing
+        self._batch: list[tuple[int, torch.Tensor]] = []
+        """Tiles of one shape that wait for more of it, by number."""
+        self._pace = Pace()
         self._ready: Iterator[torch.Tensor] | None = None
+
+    @classmethod
+    def instead(cls, vae: Any, runner: StockTiles | BatchedTiles, rank: int = 0, ranks: int = 1) -> Self:
+        """Put one into a VAE, whose own modules go unless `runner` needs them."""
+        share = cls(vae, runner, rank, ranks)
+        vae.encoder, vae.quant_conv = share, nn.Identity()
+        return share
 
     @contextmanager
     def dealing(self, beat: Beat) -> Iterator[None]:
-        """Within it, calls encode this rank's tiles alone."""
-        self.dealt, self.encoded, self._beat = [], {}, beat
+        """Within it, calls encode this rank's tiles alone; at its end all of them are encoded."""
+        self.dealt, self.encoded, self._batch, self._pace = [], {}, [], Pace(beat)
         self._loads = [0] * len(self._loads)
         yield
+        self._encode_batch()
+        self._pace.finish()
 
     @contextmanager
     def replaying(self, moments: list[torch.Tensor]) -> Iterator[None]:
@@ -183,21 +214,61 @@ class TileShare(nn.Module):
         owner = self._loads.index(min(self._loads))
         self._loads[owner] += pixels.numel()
         shape = self._shape(pixels)
-        number = len(self.dealt)
         self.dealt.append((owner, shape))
-        if owner != self._rank:
-            return pixels.new_zeros(shape)
-        moments: torch.Tensor = self.quant_conv(self.encoder(pixels))
-        assert moments.shape == shape, f"a tile became {tuple(moments.shape)}, not {shape}"
-        self._beat()
-        self.encoded[number] = moments
-        return moments
+        if owner == self._rank:
+            self._take(len(self.dealt) - 1, pixels)
+        # Nobody looks at these: on the host, so that what the block makes of them waits for no GPU.
+        return torch.zeros(shape)
+
+    def _take(self, number: int, pixels: torch.Tensor) -> None:
+        if self._batch and self._batch[0][1].shape != pixels.shape:
+            self._encode_batch()
+        self._batch.append((number, pixels))
+        if len(self._batch) >= self.runner.at_once(pixels):
+            self._encode_batch()
+
+    def _encode_batch(self) -> None:
+        if not self._batch:
+            return
+        made = self.runner.encode([pixels for _, pixels in self._batch])
+        for (number, _), moments in zip(self._batch, made, strict=True):
+            wanted = self.dealt[number][1]
+            assert moments.shape == wanted, f"a tile became {tuple(moments.shape)}, not {wanted}"
+            self.encoded[number] = moments
+        self._batch = []
+        self._pace.queued(made)
 
     def _shape(self, pixels: torch.Tensor) -> tuple[int, ...]:
         batch, _, frames, height, width = pixels.shape
         for in_time, in_space in self._strides:
             frames, height, width = -(-frames // in_time), height // in_space, width // in_space
-        return (batch, self.quant_conv.out_channels, frames, height, width)
+        return (batch, self._channels, frames, height, width)
+
+
+class Pace:
+    """Beats when tiles are encoded, not when a GPU was told to, and lets the host run one batch ahead of it."""
+
+    def __init__(self, beat: Beat = _nothing) -> None:
+        self._beat = beat
+        self._under_way: deque[tuple[int, torch.cuda.Event | None]] = deque()
+
+    def queued(self, moments: list[torch.Tensor]) -> None:
+        """A batch was begun; wait for the one before it."""
+        event = torch.cuda.current_stream(moments[0].device).record_event() if moments[0].is_cuda else None
+        self._under_way.append((len(moments), event))
+        self._wait(1 if event is not None else 0)
+
+    def finish(self) -> None:
+        """Wait for all of them."""
+        self._wait(0)
+
+    def _wait(self, left: int) -> None:
+        while len(self._under_way) > left:
+            tiles, event = self._under_way.popleft()
+            if event is not None:
+                event.synchronize()
+            for _ in range(tiles):
+                self._beat()
 
 
 def without_sound(state: PipelineState) -> PipelineState:
@@ -235,7 +306,3 @@ def _beating(vae: Any, beat: Beat) -> Iterator[None]:
 def _facts(vae: Any) -> tuple[Any, int, int]:
     """What the pipeline asks of a VAE beside its `encode`."""
     return vae.config, vae.spatial_compression_ratio, vae.tokens_chunk_size
-
-
-def _nothing() -> None:
-    pass

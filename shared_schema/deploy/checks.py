@@ -134,12 +134,12 @@ def _check_precision(encoder: EncoderStage, diffusion: DiffusionStage) -> None:
         where = ("stages", idle.stage_id, "vae_encode_precision")
         raise Broken(where, f"belongs to stage {owner}, which has the VAE encoders in this split")
     for stage in (encoder, diffusion):
-        named = {"vae_encode_precision": stage.vae_encode_precision}
+        named: dict[str, str | None] = {"vae_encode_precision": stage.vae_encode_precision}
         if isinstance(stage, DiffusionStage):
             named["vae_decode_precision"] = stage.vae_decode_precision
         for key, precision in named.items():
-            if stage.on_cpu and precision == "tf32":
-                raise Broken(("stages", stage.stage_id, key), "tf32 needs a GPU: use fp32 on the CPU")
+            if stage.on_cpu and precision in ("tf32", "split"):
+                raise Broken(("stages", stage.stage_id, key), f"{precision} needs a GPU: use fp32 on the CPU")
 
 
 def _check_overlap(encoder: EncoderStage, diffusion: DiffusionStage) -> None:

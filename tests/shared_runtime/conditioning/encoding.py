@@ -20,10 +20,12 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
 from PIL import Image
 
 from shared_runtime.conditioning.blocks import assemble
+from shared_runtime.conditioning.tile_runner import BatchedTiles
 from shared_runtime.conditioning.vae_tiles import Mode, visual_encoder
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.worker import TaskHandle
 from shared_runtime.weights import load_audio_vae, load_video_vae
+from shared_schema.deploy.model import EncodePrecision
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Request:
     tile: int | None = None
     """Pixels; overlaps are a quarter. None: as released."""
     mode: Mode = "patch"
+    precision: EncodePrecision | None = None
+    """Batches of tiles, as on a GPU; None: diffusers' own modules."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,10 @@ def encode(comm: RankComm, _task: TaskHandle, path: Path, request: Request) -> E
 
     audio_vae.encoder.register_forward_hook(heard)
     block = MiniMaxH3KeyframeVaeEncoderStep() if request.keyframes else MiniMaxH3Ref2VAReferenceEncoderStep()
-    encoder = visual_encoder(vae, comm, request.mode)
+    batched = None
+    if vae is not None and request.precision is not None:
+        batched = BatchedTiles(vae, request.precision, compiler=None)
+    encoder = visual_encoder(vae, comm, request.mode, batched)
     components = {"vae": encoder.vae} if request.keyframes else {"vae": encoder.vae, "audio_vae": audio_vae}
     pipeline = assemble(path, {"block": block}, components, comm.device)
     beats = 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared_runtime.conditioning.vae_tiles import Mode
 from shared_runtime.ranks.mesh import Mesh
 from shared_runtime.tiny import tiny_checkpoint
 from tests.ranks import Ranks
@@ -89,3 +90,23 @@ def test_left_to_the_leader_every_rank_has_what_it_made(
     assert same(led.audio, alone(MIXED).audio)
     assert led.agree
     assert led.beats[0] == alone(MIXED).beats[0]
+
+
+def apart(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+    """Relative, over all latents; the recipe rounds them to float16."""
+    return max(float((each - wanted).norm() / wanted.norm()) for each, wanted in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(tp=2)], ids=str)
+@pytest.mark.parametrize("mode", ["patch", "leader"])
+def test_batches_as_on_a_gpu_make_the_same_latents_but_for_rounding(
+    ranks: Ranks, checkpoint: Path, alone: Alone, mesh: Mesh, mode: Mode
+) -> None:
+    made = ranks.run(mesh, ENCODE, checkpoint, replace(MIXED, mode=mode, precision="split"))
+    assert apart(made.visual, alone(MIXED).visual) < 1e-4
+    assert same(made.audio, alone(MIXED).audio)
+    assert made.agree
+    working = made.beats if mode == "patch" else made.beats[:1]
+    assert [sum(working)] == alone(MIXED).beats
+    rough = ranks.run(mesh, ENCODE, checkpoint, replace(MIXED, mode=mode, precision="tf32"))
+    assert apart(rough.visual, alone(MIXED).visual) > 3e-4

@@ -146,7 +146,7 @@ def test_the_encoder_stage(encoder: dict[str, object], message: str) -> None:
             "stages[1].devices: both stages use GPU 1: separate them, or set share_devices: true in both",
         ),
         (
-            {"vae_encode_precision": "fp16"},
+            {"vae_encode_precision": "split"},
             "stages[1].vae_encode_precision: belongs to stage 0, which has the VAE encoders in this split",
         ),
         ({"vae_decode_precision": "bf16"}, "stages[1].vae_decode_precision: should be 'fp16', 'tf32' or 'fp32'"),
@@ -197,9 +197,9 @@ def test_two_tokens_are_one_too_many(tmp_path: Path) -> None:
 
 def test_the_text_only_split_has_the_vae_encoders_in_stage_1() -> None:
     name = f"{BASE}_text"
-    assert load_deployment(name, '{"1":{"vae_encode_precision":"fp16"}}').diffusion.vae_encode_precision == "fp16"
+    assert load_deployment(name, '{"1":{"vae_encode_precision":"tf32"}}').diffusion.encode_precision == "tf32"
     assert "stages[0].vae_encode_precision: belongs to stage 1" in refusal(
-        name, stage0={"vae_encode_precision": "fp16"}
+        name, stage0={"vae_encode_precision": "tf32"}
     )
     assert load_deployment(name, f'{{"0":{{"hf_overrides":{{"{COMPONENTS}":null}}}}}}').encoder.components is None
 
@@ -207,6 +207,15 @@ def test_the_text_only_split_has_the_vae_encoders_in_stage_1() -> None:
 @pytest.mark.parametrize(("stage", "key"), [("stage0", "vae_encode_precision"), ("stage1", "vae_decode_precision")])
 def test_tf32_needs_a_gpu(stage: str, key: str) -> None:
     assert f".{key}: tf32 needs a GPU: use fp32 on the CPU" in refusal("tiny", **{stage: {key: "tf32"}})
+
+
+def test_split_products_need_a_gpu_and_are_what_is_made_on_one() -> None:
+    message = "stages[0].vae_encode_precision: split needs a GPU: use fp32 on the CPU"
+    assert message in refusal("tiny", stage0={"vae_encode_precision": "split"})
+    assert load_deployment("tiny").encoder.encode_precision == "fp32"
+    assert load_deployment(BASE).encoder.encode_precision == "split"
+    message = "stages[0].vae_encode_precision: should be 'fp32', 'split' or 'tf32'"
+    assert message in refusal(BASE, stage0={"vae_encode_precision": "fp16"})
 
 
 def test_devices_may_overlap_when_both_stages_say_so() -> None:

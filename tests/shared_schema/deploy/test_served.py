@@ -1,13 +1,12 @@
 """What this version refuses although the file is right."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from shared_schema.deploy.load import load_deployment, preset_names
 from shared_schema.deploy.model import NixlConnector, NixlExtra
-from shared_schema.deploy.served import NIXL_USED, check_lora, check_served, unused_keys
+from shared_schema.deploy.served import NIXL_USED, check_lora, check_served, costs, unused_keys
 from shared_schema.errors import DeployError
 
 BASE = "minimax_h3_disaggregated"
@@ -64,18 +63,12 @@ def test_the_scale_of_no_adapter_is_refused() -> None:
         check_lora(scaled, None)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ('{"0":{"vae_encode_precision":"fp16"}}', "vae_encode_precision: fp16 is not served yet"),
-    ],
-)
-def test_precisions_that_nothing_computes_in_yet_are_refused(overrides: str, message: str) -> None:
-    base = load_deployment(BASE, ONE_GPU_EACH)
-    check_served(base)
-    merged = {key: {**json.loads(ONE_GPU_EACH)[key], **json.loads(overrides).get(key, {})} for key in ("0", "1")}
-    with pytest.raises(DeployError, match=message):
-        check_served(load_deployment(BASE, json.dumps(merged)))
+def test_what_tf32_costs_is_said_by_the_stage_that_encodes() -> None:
+    assert costs(load_deployment(BASE)) == costs(load_deployment(BASE, '{"0":{"vae_encode_precision":"fp32"}}')) == []
+    (cost,) = costs(load_deployment(BASE, '{"0":{"vae_encode_precision":"tf32"}}'))
+    assert cost.startswith("stages[0].vae_encode_precision: tf32 rounds every product: latents")
+    (cost,) = costs(load_deployment(f"{BASE}_text", '{"1":{"vae_encode_precision":"tf32"}}'))
+    assert cost.startswith("stages[1].")
 
 
 @pytest.mark.parametrize(
