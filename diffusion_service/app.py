@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from diffusion_service.api import layers
 from diffusion_service.api.deps import ApiDeps
@@ -88,7 +89,22 @@ class Opened:
     artifacts: Artifacts
     slab: Slab
     receiver: Receiver[ShmLanding]
+    sender: ShmSender
+    memory: GpuMemory
     sink: SpanSink
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """What makes jobs, and how it does."""
+
+    group: ProcessGroup
+    encoders: Encoders
+    store: JobStore
+    feed: JobFeed
+    runner: JobRunner
+    health: ServiceHealth
+    registry: CollectorRegistry
 
 
 def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
@@ -108,8 +124,12 @@ def run(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> None:
     sink = span_sink(service.otlp_endpoint, "h3-diffusion")
     slab = Slab.create(service.slab_folder, size, f"diffusion-{listener.getsockname()[1]}")
     try:
-        with contextlib.closing(_receiver(settings, slab, listener)) as receiver:
-            asyncio.run(_serve(settled, Opened(listener, artifacts, slab, receiver, sink)))
+        with (
+            contextlib.closing(_receiver(settings, slab, listener)) as receiver,
+            contextlib.closing(ShmSender(service.slab_folder)) as sender,
+            contextlib.closing(GpuMemory.of(settled.gpus)) as memory,
+        ):
+            asyncio.run(_serve(settled, Opened(listener, artifacts, slab, receiver, sender, memory, sink)))
     finally:
         slab.close()
         artifacts.close()
@@ -161,62 +181,65 @@ def _slab_size(asked: int | None, checkpoint: Checkpoint) -> int:
     return size
 
 
-async def _serve(settled: Settled, opened: Opened) -> None:
+def _jobs(settled: Settled, opened: Opened) -> Jobs:
+    """Built and counted."""
     settings, lora, slab, receiver = settled.settings, settled.lora, opened.slab, opened.receiver
-    deployment, service = settings.deployment, settings.deployment.service
-    url = settings.advertise_url or url_of(opened.listener)
-    group, adapters = settled.group(slab.path), settled.adapters
-    engine = Engine(group, None if lora is None else planned(lora.adapter), adapters)
+    service, artifacts = settings.deployment.service, opened.artifacts
+    group = settled.group(slab.path)
+    engine = Engine(group, None if lora is None else planned(lora.adapter), settled.adapters)
     cache = ConditioningCache(receiver, service.conditioning_cache_bytes)
     encoders = _encoders(settings, receiver, cache, settled.expected(slab.largest_landing))
-    sender = ShmSender(service.slab_folder)
     health = ServiceHealth(engine, encoders, None if lora is None else lora.adapter.name)
     registry = new_registry("diffusion", lambda: overall(health))
-    accounts = TransportAccounts(registry)
-    memory, known = GpuMemory.of(settled.gpus), len(settings.encoder_urls)
+    accounts, rules = TransportAccounts(registry), settled.payload_rules
+    handover = Handover(encoders, receiver, opened.sender, artifacts, service.lease_s, rules, cache, accounts)
     feed = JobFeed()
     store = SqlJobStore(settled.database_url, tell=feed.tell)
-    rules = settled.payload_rules
-    handover = Handover(encoders, receiver, sender, opened.artifacts, service.lease_s, rules, cache, accounts)
-    jobs, job_rules = JobAccounts(registry), settled.runner_rules
-    runner = JobRunner(store, opened.artifacts, handover, engine, job_rules, feed, jobs, opened.sink.export)
+    ended, export = JobAccounts(registry), opened.sink.export
+    runner = JobRunner(store, artifacts, handover, engine, settled.runner_rules, feed, ended, export)
     for each in (
         SlabCollector(receiver.kind, lambda: slab.stats),
         CacheCollector(lambda: cache.stats),
-        EncoderCollector(lambda: encoders.ready, known),
-        memory,
+        EncoderCollector(lambda: encoders.ready, len(settings.encoder_urls)),
+        opened.memory,
         QueueCollector(lambda: runner.queue(service.queue_limit)),
     ):
         registry.register(each)
-    outbound = PinnedClient(service.media_hosts)
+    return Jobs(group, encoders, store, feed, runner, health, registry)
+
+
+async def _serve(settled: Settled, opened: Opened) -> None:
+    settings, deployment, lora = settled.settings, settled.settings.deployment, settled.lora
+    service, jobs = deployment.service, _jobs(settled, opened)
+    outbound, hooks = PinnedClient(service.media_hosts), PinnedClient(service.webhook.hosts)
     disk = DiskGuard(settings.state_dir, service.min_free_bytes)
     deps = ApiDeps(
-        store,
+        jobs.store,
         opened.artifacts,
-        runner,
-        settled.limits(slab.largest_landing),
-        health,
-        encoders.count_tokens,
+        jobs.runner,
+        settled.limits(opened.slab.largest_landing),
+        jobs.health,
+        jobs.encoders.count_tokens,
         time.time,
-        feed,
+        jobs.feed,
         disk,
         {"load_format": deployment.diffusion.load_format, "layout": layout_of(deployment), "lora": shown(lora)},
         _fetcher(service, outbound, disk),
-        adapters,
-        registry,
+        settled.adapters,
+        jobs.registry,
     )
-    hooks = PinnedClient(service.webhook.hosts)
-    webhooks = _webhooks(service.webhook, store, hooks, WebhookAccounts(registry))
-    life = ServiceLife(group, encoders, store, runner, feed, webhooks, health, service.drain_s)
+    webhooks = _webhooks(service.webhook, jobs.store, hooks, WebhookAccounts(jobs.registry))
+    life = ServiceLife(
+        jobs.group, jobs.encoders, jobs.store, jobs.runner, jobs.feed, webhooks, jobs.health, service.drain_s
+    )
+    url = settings.advertise_url or url_of(opened.listener)
     try:
         # Before anybody is answered: what it sweeps could be a new request's.
-        await runner.recover()
-        app, supervising = _app(deps, service), life.supervise(_ready(group, url, settled.checkpoint.name))
+        await jobs.runner.recover()
+        app, supervising = _app(deps, service), life.supervise(_ready(jobs.group, url, settled.checkpoint.name))
         await serve(app, opened.listener, supervising, life.drain, proxies=service.trusted_proxies)
     finally:
-        sender.close()
-        memory.close()
-        await _close(hooks, encoders, outbound, store)
+        await _close(hooks, jobs.encoders, outbound, jobs.store)
 
 
 async def _close(*opened: Closable) -> None:
