@@ -46,7 +46,7 @@ class OneProcess:
 @contextmanager
 def one_process(program: str, *arguments: Path, gpu: str | None = None) -> Iterator[OneProcess]:
     """`benchmarks.<program>` with these arguments, which loads meanwhile; ends with the context."""
-    environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+    environment = {**os.environ, "TQDM_DISABLE": "1", **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
     command = [sys.executable, "-m", f"benchmarks.{program}", *map(str, arguments)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
