@@ -87,11 +87,12 @@ def make_clip(pipeline: Any, clip: Clip, folder: Path) -> MadeClip:
 def _media_inputs(clip: Clip, folder: Path) -> dict[str, Any]:
     names = {"first": "image", "last": "last_image"}
     keyframes = {names[m.role]: upright_image(folder / m.file) for m in clip.media if m.role != "reference"}
-    references = [_reference(medium, folder / medium.file) for medium in clip.media if medium.role == "reference"]
+    references = [reference_of(medium, folder / medium.file) for medium in clip.media if medium.role == "reference"]
     return {**keyframes, "references": references} if references else keyframes
 
 
-def _reference(medium: Medium, path: Path) -> object:
+def reference_of(medium: Medium, path: Path) -> object:
+    """One reference as diffusers takes it, from a freshly opened file."""
     match medium.kind:
         case "image":
             return MiniMaxH3ImageReference(image=upright_image(path))
