@@ -158,9 +158,11 @@ class EncoderClient:
         kind = _KINDS.get(error.code or "")
         if kind is not None:
             raise kind(error.message, param=error.param, code=error.code)
-        if error.code in ("out_of_memory", "numerical_error", "timeout"):
-            raise JobFailed(error.message, code=error.code)  # type: ignore[arg-type]
-        raise JobFailed(f"the encoder failed: {error.message}", code="internal_error")
+        match error.code:
+            case "out_of_memory" | "numerical_error" | "timeout":
+                raise JobFailed(error.message, code=error.code)
+            case _:
+                raise JobFailed(f"the encoder failed: {error.message}", code="internal_error")
 
 
 def _errand_headers() -> dict[str, str]:

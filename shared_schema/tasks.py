@@ -13,7 +13,6 @@ SAMPLE_RATE = 32_000
 """Hz, of everything the audio VAE reads and writes."""
 AUDIO_CHANNELS = 2
 AUDIO_LATENTS_PER_SECOND = 40
-SAMPLES_PER_AUDIO_LATENT = SAMPLE_RATE // AUDIO_LATENTS_PER_SECOND
 CANVAS_MULTIPLE = 32
 """Video VAE compression (16) times the DiT's patch (2)."""
 VAE_RATIO = 16

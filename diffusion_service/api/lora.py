@@ -4,7 +4,7 @@ import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from diffusion_service.adapters.adapter import Adapter
 from diffusion_service.adapters.catalog import Catalog
@@ -16,6 +16,9 @@ from shared_schema.tasks import Task
 from shared_schema.videos import LoraChoice
 
 FIELD = "lora"
+T = TypeVar("T")
+Given = list[tuple[str, T]]
+"""The spellings of one value that a request uses, by their full names."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,10 @@ def choose_lora(
 
 
 def _from_catalog(choice: LoraChoice, task: Task, catalog: Catalog) -> ChosenLora:
-    name, path = _one(choice, "name", "lora_name", "adapter"), _one(choice, "path", "local_path", "lora_path")
+    name, path = _one(_names(choice)), _one(_paths(choice))
     if not (name or path):
         raise InvalidRequest("lora needs name or path", param=FIELD)
-    scale = _one(choice, "scale", "lora_scale")
+    scale = _one(_scales(choice))
     try:
         file, shown_as, contract = catalog.find(name=name, path=path)
         if contract is not None and task not in contract.tasks:
@@ -63,12 +66,11 @@ def _from_catalog(choice: LoraChoice, task: Task, catalog: Catalog) -> ChosenLor
     return ChosenLora(planned(adapter).model_copy(update={"file": str(file)}), contract)
 
 
-def _one(choice: LoraChoice, *keys: str) -> Any:
+def _one(given: Given[T]) -> T | None:
     """The value that all given spellings agree on; None where none is given."""
-    given = [(key, getattr(choice, key)) for key in keys if getattr(choice, key) is not None]
     for key, value in given[1:]:
         if value != given[0][1]:
-            raise InvalidRequest(f"{FIELD}.{given[0][0]} and {FIELD}.{key} disagree", param=f"{FIELD}.{key}")
+            raise InvalidRequest(f"{given[0][0]} and {key} disagree", param=key)
     return given[0][1] if given else None
 
 
@@ -79,8 +81,7 @@ def planned(adapter: Adapter) -> PlannedLora:
 
 def _check_same(choice: LoraChoice, startup: StartupAdapter) -> None:
     adapter = startup.adapter
-    names = _given(choice, "name", "lora_name", "adapter")
-    paths = _given(choice, "path", "local_path", "lora_path")
+    names, paths = _names(choice), _paths(choice)
     for key, name in names:
         if name not in (adapter.name, adapter.name.removesuffix(SUFFIX)):
             raise InvalidRequest(f"{key} is {name[:200]!a}, and {_only(adapter.name)}", param=key)
@@ -89,18 +90,25 @@ def _check_same(choice: LoraChoice, startup: StartupAdapter) -> None:
             raise InvalidRequest(f"{key} is not where the adapter lies, and {_only(adapter.name)}", param=key)
     if not names and not paths:
         raise InvalidRequest("lora needs name or path", param=FIELD)
-    for key in ("scale", "lora_scale"):
-        scale = getattr(choice, key)
-        if scale is not None and scale != adapter.scale:
-            raise InvalidRequest(
-                f"{FIELD}.{key} is {adapter.scale:g} on this server, not {scale:g}", param=f"{FIELD}.{key}"
-            )
+    for key, scale in _scales(choice):
+        if scale != adapter.scale:
+            raise InvalidRequest(f"{key} is {adapter.scale:g} on this server, not {scale:g}", param=key)
 
 
-def _given(choice: LoraChoice, *keys: str) -> list[tuple[str, str]]:
-    """The spellings that a request uses, with their values."""
-    values = ((f"{FIELD}.{key}", getattr(choice, key)) for key in keys)
-    return [(key, value) for key, value in values if value is not None]
+def _names(choice: LoraChoice) -> Given[str]:
+    return _given(name=choice.name, lora_name=choice.lora_name, adapter=choice.adapter)
+
+
+def _paths(choice: LoraChoice) -> Given[str]:
+    return _given(path=choice.path, local_path=choice.local_path, lora_path=choice.lora_path)
+
+
+def _scales(choice: LoraChoice) -> Given[float]:
+    return _given(scale=choice.scale, lora_scale=choice.lora_scale)
+
+
+def _given(**spellings: T | None) -> Given[T]:
+    return [(f"{FIELD}.{key}", value) for key, value in spellings.items() if value is not None]
 
 
 def _only(name: str) -> str:

@@ -7,7 +7,7 @@ what learns or moves on is a new one. Times are seconds on the caller's clock.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from diffusion_service.jobs.job import Job, VideoPlan
 from shared_schema.videos import Phase
@@ -15,7 +15,6 @@ from shared_schema.videos import Phase
 Stage = Literal["media", "text", "vae", "transferring", "denoising", "sound", "decoding", "muxing"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """Finer than the phases that a caller sees: media files, text encoder and video VAE; audio VAE and video VAE."""
-_WITHIN: Mapping[Stage, Phase] = {"media": "encoding", "text": "encoding", "vae": "encoding", "sound": "decoding"}
 PER_OUTPUT: tuple[Stage, ...] = ("denoising", "sound", "decoding", "muxing")
 """Done anew for every output of a job; what comes before is done once."""
 
@@ -126,7 +125,13 @@ def measured(plan: VideoPlan, durations: Mapping[str, float]) -> Mapping[Stage, 
 
 def phase_of(stage: Stage) -> Phase:
     """The phase that a caller sees."""
-    return _WITHIN[stage] if stage in _WITHIN else cast("Phase", stage)
+    match stage:
+        case "media" | "text" | "vae":
+            return "encoding"
+        case "sound":
+            return "decoding"
+        case _:
+            return stage
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -182,13 +183,13 @@ class Worker:
         self,
         service: RankService,
         orders: "queue.Queue[tuple[Order, TaskHandle] | None]",
-        idle: object = None,
+        idle: Callable[[], None] | None = None,
     ) -> None:
         while True:
             try:
                 item = orders.get(timeout=IDLE_BEAT_S)
             except queue.Empty:
-                if callable(idle):
+                if idle is not None:
                     idle()
                 continue
             if item is None:

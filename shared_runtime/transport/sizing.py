@@ -32,9 +32,9 @@ _FRAMES_PER_BLOCK = FPS
 """A video is read twice a second, in pairs."""
 
 
-def largest_payload(limits: CanvasLimits, text_dim: int, references: ReferenceLimits | None = None) -> int:
+def largest_payload(limits: CanvasLimits, text_dim: int) -> int:
     """Bytes of the largest legal payload: longest prompt, all references, each as large and long as may be."""
-    rules = ReferenceLimits() if references is None else references
+    rules = ReferenceLimits()
     canvas = largest_canvas(limits)
     canvas_rows = canvas.height * canvas.width // _ROW_PIXELS
     picture_rows = _picture_rows(limits, rules)
