@@ -52,11 +52,9 @@ class MemoryJobStore:
 
     @property
     def shared(self) -> bool:
-        """See `JobStore.shared`."""
         return False
 
     async def add(self, job: Job, limit: int, *, key_limit: int | None = None, claim: Idempotency | None = None) -> Job:
-        """See `JobStore.add`."""
         known = claim and earlier(claim, self._accepted(job.key), job.created_at)
         if known:
             return self._kept[known].job
@@ -69,12 +67,10 @@ class MemoryJobStore:
         return self._keep(None, job, _Kept(job, claim))
 
     async def get(self, job_id: str) -> Job | None:
-        """See `JobStore.get`."""
         kept = self._kept.get(job_id)
         return None if kept is None else kept.job
 
     async def change(self, job_id: str, transition: Transit, *, instance: str | None = None) -> Job:
-        """See `JobStore.change`."""
         kept = self._kept.get(job_id)
         if kept is None:
             raise no_such_job(job_id)
@@ -82,7 +78,6 @@ class MemoryJobStore:
         return self._keep(kept.job, transition(kept.job), kept)
 
     async def page(self, after: str | None, limit: int, order: Order, *, key: str | None = None) -> JobPage:
-        """See `JobStore.page`."""
         jobs = [job for job in self._by_age() if key is None or job.key == key]
         if order == "desc":
             jobs.reverse()
@@ -93,40 +88,32 @@ class MemoryJobStore:
         return JobPage(tuple(jobs[start : start + limit]), len(jobs) > start + limit)
 
     async def places(self, jobs: Sequence[Job]) -> dict[str, int]:
-        """See `JobStore.places`."""
         asked = {job.id for job in jobs}
         return {job.id: place for place, job in enumerate(self._queue(), start=1) if job.id in asked}
 
     async def waiting(self) -> list[Waiting]:
-        """See `JobStore.waiting`."""
         unowned = (job for job in self._queue() if job.owner is None)
         return [Waiting(job.id, job.sequence, job.priority, job.key) for job in unowned]
 
     async def queued(self) -> int:
-        """See `JobStore.queued`."""
         return len(self._queue())
 
     async def unfinished(self) -> list[Job]:
-        """See `JobStore.unfinished`."""
         return [job for job in self._by_age() if not job.finished]
 
     async def expired(self, now: float) -> list[Job]:
-        """See `JobStore.expired`."""
         over = [(job.expires_at, job) for job in self._by_age() if job.expires_at is not None and job.expires_at <= now]
         return [job for _, job in sorted(over, key=lambda each: each[0])]
 
     async def ids(self, status: VideoStatus | None = None) -> frozenset[str]:
-        """See `JobStore.ids`."""
         return frozenset(job.id for job in self._by_age() if status in (None, job.status))
 
     async def remove(self, job_id: str) -> None:
-        """See `JobStore.remove`."""
         if self._kept.pop(job_id, None) is not None:
             del self._events[job_id]
             self._tell(job_id)
 
     async def claim(self, instance: str, now: float, lease_s: float, choose: Choose) -> Job | None:
-        """See `JobStore.claim`."""
         running = Counter(job.key for job in self._by_age() if job.owner is not None)
         chosen = choose(await self.waiting(), running)
         if chosen is None:
@@ -135,7 +122,6 @@ class MemoryJobStore:
         return self._keep(kept.job, kept.job.claimed(instance), kept, now + lease_s)
 
     async def renew(self, instance: str, now: float, lease_s: float) -> Held:
-        """See `JobStore.renew`."""
         mine = [kept for kept in self._kept.values() if kept.job.owner == instance]
         for kept in mine:
             self._kept[kept.job.id] = _Kept(kept.job, kept.claim, now + lease_s)
@@ -143,28 +129,24 @@ class MemoryJobStore:
         return Held(frozenset(kept.job.id for kept in mine), frozenset(cancelled))
 
     async def reclaim(self, now: float, transition: Transit) -> list[Job]:
-        """See `JobStore.reclaim`."""
         over = [kept for kept in self._kept.values() if kept.lease_until is not None and kept.lease_until <= now]
         return [self._keep(kept.job, freed(transition(kept.job)), kept) for kept in over]
 
     async def events(self, job_id: str, after: int | None = None) -> list[JobEvent]:
-        """See `JobStore.events`."""
         return [event for event in self._events.get(job_id, []) if after is None or event.revision > after]
 
     async def changes(self, after: int | None) -> Changes:
-        """See `JobStore.changes`."""
         if after is None:
             return Changes(self._revision, frozenset())
         newer = (job.id for job in self._by_age() if job.revision > after)
         return Changes(max(after, self._revision), frozenset(newer))
 
     async def due_webhooks(self, now: float, hold_s: float, limit: int) -> list[Job]:
-        """See `JobStore.due_webhooks`."""
         due = sorted((kept for kept in self._kept.values() if _due_at(kept.job) <= now), key=lambda k: _due_at(k.job))
         return [self._keep(kept.job, webhook_claimed(kept.job, now, hold_s), kept) for kept in due[:limit]]
 
     async def close(self) -> None:
-        """See `JobStore.close`."""
+        pass
 
     def _by_age(self) -> list[Job]:
         return [kept.job for kept in self._kept.values()]

@@ -25,46 +25,37 @@ class FolderShelf:
 
     @property
     def shared(self) -> bool:
-        """See `Shelf.shared`."""
         return self._shared
 
     def keep_inputs(self, job_id: str, folder: Path) -> None:
-        """See `Shelf.keep_inputs`."""
         _move(folder, self._inputs / job_id)
 
     def bring_inputs(self, job_id: str) -> None:
         """See `Shelf.bring_inputs`: they are read where they lie."""
 
     def input(self, job_id: str, file: str) -> Path:
-        """See `Shelf.input`."""
         return self._inputs / job_id / file
 
     def forget_inputs(self, job_id: str) -> None:
         """See `Shelf.forget_inputs`: there is no copy."""
 
     def drop_inputs(self, job_id: str) -> None:
-        """See `Shelf.drop_inputs`."""
         shutil.rmtree(self._inputs / job_id, ignore_errors=True)
 
     def keep_clip(self, name: str, part: Path) -> None:
-        """See `Shelf.keep_clip`."""
         _move(part, self._clips / name)
 
     def clip(self, name: str) -> Path:
-        """See `Shelf.clip`."""
         return self._clips / name
 
     def drop_clips(self, job_id: str) -> None:
-        """See `Shelf.drop_clips`."""
         for index in range(MAX_OUTPUTS):
             (self._clips / clip_name(job_id, index)).unlink(missing_ok=True)
 
     def inputs(self) -> list[Shelved]:
-        """See `Shelf.inputs`."""
         return _listed(self._inputs)
 
     def clips(self) -> list[Shelved]:
-        """See `Shelf.clips`."""
         return _listed(self._clips)
 
     def check(self) -> None:

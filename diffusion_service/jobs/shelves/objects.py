@@ -29,21 +29,17 @@ class ObjectClip:
 
     @property
     def size(self) -> int:
-        """See `StoredClip.size`."""
         return self._size
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """See `StoredClip.read`."""
         for first in range(start, end, READ_BYTES):
             with _mapped():
                 yield self._files.cat_file(self._path, start=first, end=min(first + READ_BYTES, end))
 
     def whole(self) -> bytes:
-        """See `StoredClip.whole`."""
         return b"".join(self.read(0, self._size))
 
     def url(self, lasts_s: float) -> str:
-        """See `StoredClip.url`."""
         with _mapped():
             return str(self._files.sign(self._path, expiration=int(lasts_s)))
 
@@ -71,11 +67,9 @@ class ObjectShelf:
 
     @property
     def shared(self) -> bool:
-        """See `Shelf.shared`."""
         return True
 
     def keep_inputs(self, job_id: str, folder: Path) -> None:
-        """See `Shelf.keep_inputs`."""
         for file in sorted(folder.iterdir()):
             with _mapped():
                 self._files.put_file(str(file), f"{self._root}/inputs/{job_id}/{file.name}")
@@ -83,7 +77,6 @@ class ObjectShelf:
         shutil.rmtree(folder)
 
     def bring_inputs(self, job_id: str) -> None:
-        """See `Shelf.bring_inputs`."""
         folder = self._copies / job_id
         folder.mkdir(parents=True, exist_ok=True)
         for path in self._under(f"inputs/{job_id}"):
@@ -91,47 +84,38 @@ class ObjectShelf:
                 self._files.get_file(path, str(folder / path.rpartition("/")[2]))
 
     def input(self, job_id: str, file: str) -> Path:
-        """See `Shelf.input`."""
         return self._copies / job_id / file
 
     def forget_inputs(self, job_id: str) -> None:
-        """See `Shelf.forget_inputs`."""
         shutil.rmtree(self._copies / job_id, ignore_errors=True)
 
     def drop_inputs(self, job_id: str) -> None:
-        """See `Shelf.drop_inputs`."""
         self.forget_inputs(job_id)
         self._remove(list(self._under(f"inputs/{job_id}")))
 
     def keep_clip(self, name: str, part: Path) -> None:
-        """See `Shelf.keep_clip`."""
         with _mapped():
             self._files.put_file(str(part), f"{self._root}/clips/{name}")
         part.unlink()
 
     def clip(self, name: str) -> ObjectClip:
-        """See `Shelf.clip`."""
         path = f"{self._root}/clips/{name}"
         with _mapped():
             return ObjectClip(self._files, path, int(self._files.info(path)["size"]))
 
     def drop_clips(self, job_id: str) -> None:
-        """See `Shelf.drop_clips`."""
         found = self._under("clips", job_id)
         self._remove([path for path in found if job_of(path.rpartition("/")[2]) == job_id])
 
     def inputs(self) -> list[Shelved]:
-        """See `Shelf.inputs`."""
         found = self._under("inputs")
         return [Shelved(path.split("/")[-2], _modified(facts)) for path, facts in found.items()]
 
     def clips(self) -> list[Shelved]:
-        """See `Shelf.clips`."""
         found = self._under("clips")
         return [Shelved(job_of(path.rpartition("/")[2]), _modified(facts)) for path, facts in found.items()]
 
     def check(self) -> None:
-        """See `Shelf.check`."""
         with _mapped():
             probe = f"{self._root}/checks/{secrets.token_hex(8)}"
             self._files.pipe_file(probe, b"\0")

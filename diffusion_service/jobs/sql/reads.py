@@ -1,4 +1,6 @@
-"""Queries of the job store, each inside a transaction of its caller. Blocks; runs in the store's threads."""
+"""Queries of the job store, named as its calls, each inside a transaction of its caller. Blocks; runs in the store's
+threads.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +39,6 @@ def read(connection: Connection, job_id: str, *, lock: bool = False) -> Job | No
 
 
 def page(connection: Connection, after: str | None, limit: int, order: Order, key: str | None) -> JobPage:
-    """See `JobStore.page`."""
     sequence = JOBS.c.sequence
     query = select(JOBS).order_by(sequence.desc() if order == "desc" else sequence.asc()).limit(limit + 1)
     if key is not None:
@@ -62,7 +63,6 @@ def places(connection: Connection, queued: Sequence[Job]) -> dict[str, int]:
 
 
 def waiting(connection: Connection) -> list[Waiting]:
-    """See `JobStore.waiting`."""
     columns = (JOBS.c.id, JOBS.c.sequence, JOBS.c.priority, JOBS.c.key)
     query = select(*columns).where(JOBS.c.status == "queued", JOBS.c.owner.is_(None)).order_by(*IN_ORDER)
     return [Waiting(row.id, row.sequence, row.priority, row.key) for row in connection.execute(query)]
@@ -93,25 +93,21 @@ def accepted(connection: Connection, key: str | None, idempotency_key: str | Non
 
 
 def unfinished(connection: Connection) -> list[Job]:
-    """See `JobStore.unfinished`."""
     query = select(JOBS).where(JOBS.c.status.in_(("queued", "in_progress"))).order_by(JOBS.c.sequence)
     return [job_of(row) for row in connection.execute(query)]
 
 
 def expired(connection: Connection, now: float) -> list[Job]:
-    """See `JobStore.expired`."""
     query = select(JOBS).where(JOBS.c.expires_at <= now).order_by(JOBS.c.expires_at, JOBS.c.sequence)
     return [job_of(row) for row in connection.execute(query)]
 
 
 def ids(connection: Connection, status: VideoStatus | None) -> frozenset[str]:
-    """See `JobStore.ids`."""
     query = select(JOBS.c.id) if status is None else select(JOBS.c.id).where(JOBS.c.status == status)
     return frozenset(connection.execute(query).scalars())
 
 
 def events(connection: Connection, job_id: str, after: int | None) -> list[JobEvent]:
-    """See `JobStore.events`."""
     query = select(EVENTS).where(EVENTS.c.job_id == job_id).order_by(EVENTS.c.revision)
     if after is not None:
         query = query.where(EVENTS.c.revision > after)
@@ -119,7 +115,6 @@ def events(connection: Connection, job_id: str, after: int | None) -> list[JobEv
 
 
 def changes(connection: Connection, after: int | None) -> Changes:
-    """See `JobStore.changes`."""
     newest = connection.execute(select(func.max(EVENTS.c.revision))).scalar_one() or 0
     if after is None:
         return Changes(newest, frozenset())

@@ -48,84 +48,65 @@ class SqlJobStore:
 
     @property
     def shared(self) -> bool:
-        """See `JobStore.shared`."""
         return self._shared
 
     async def add(self, job: Job, limit: int, *, key_limit: int | None = None, claim: Idempotency | None = None) -> Job:
-        """See `JobStore.add`."""
         now = self._clock()
         return await self._tells(
             lambda kept: job.id if kept.id == job.id else None, writes.add, job, limit, key_limit, claim, now
         )
 
     async def get(self, job_id: str) -> Job | None:
-        """See `JobStore.get`."""
         kept = None if self._recent is None else self._recent.get(job_id)
         return kept or await self._run(reads.read, job_id)
 
     async def change(self, job_id: str, transition: Transit, *, instance: str | None = None) -> Job:
-        """See `JobStore.change`."""
         return await self._tells(_id, writes.change, job_id, transition, instance, self._clock())
 
     async def page(self, after: str | None, limit: int, order: Order, *, key: str | None = None) -> JobPage:
-        """See `JobStore.page`."""
         return await self._run(reads.page, after, limit, order, key)
 
     async def places(self, jobs: Sequence[Job]) -> dict[str, int]:
-        """See `JobStore.places`."""
         queued = [job for job in jobs if job.status == "queued"]
         return await self._run(reads.places, queued) if queued else {}
 
     async def waiting(self) -> list[Waiting]:
-        """See `JobStore.waiting`."""
         return await self._run(reads.waiting)
 
     async def queued(self) -> int:
-        """See `JobStore.queued`."""
         return await self._run(reads.count_queued)
 
     async def unfinished(self) -> list[Job]:
-        """See `JobStore.unfinished`."""
         return await self._run(reads.unfinished)
 
     async def expired(self, now: float) -> list[Job]:
-        """See `JobStore.expired`."""
         return await self._run(reads.expired, now)
 
     async def ids(self, status: VideoStatus | None = None) -> frozenset[str]:
-        """See `JobStore.ids`."""
         return await self._run(reads.ids, status)
 
     async def remove(self, job_id: str) -> None:
-        """See `JobStore.remove`."""
         await self._tells(lambda removed: job_id if removed else None, writes.remove, job_id)
 
     async def claim(self, instance: str, now: float, lease_s: float, choose: Choose) -> Job | None:
-        """See `JobStore.claim`."""
         return await self._tells(_id, writes.claim, instance, now, lease_s, choose)
 
     async def renew(self, instance: str, now: float, lease_s: float) -> Held:
-        """See `JobStore.renew`."""
         return await self._run(writes.renew, instance, now, lease_s)
 
     async def reclaim(self, now: float, transition: Transit) -> list[Job]:
-        """See `JobStore.reclaim`."""
         return await self._each(partial(writes.reclaim_one, now=now, transition=transition))
 
     async def events(self, job_id: str, after: int | None = None) -> list[JobEvent]:
-        """See `JobStore.events`."""
         return await self._run(reads.events, job_id, after)
 
     async def changes(self, after: int | None) -> Changes:
-        """See `JobStore.changes`."""
         return await self._run(reads.changes, after)
 
     async def due_webhooks(self, now: float, hold_s: float, limit: int) -> list[Job]:
-        """See `JobStore.due_webhooks`."""
         return await self._each(partial(writes.hold_webhook, now=now, hold_s=hold_s), limit)
 
     async def close(self) -> None:
-        """See `JobStore.close`."""
         # Callers that were cancelled leave transactions behind, whose connections come back only now.
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._engine.dispose)

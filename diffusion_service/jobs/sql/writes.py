@@ -1,4 +1,4 @@
-"""Changes of the job store, each inside a transaction of its caller. Blocks; runs in the store's threads.
+"""Changes of the job store, named as its calls, each inside a transaction of its caller. Blocks; runs in its threads.
 
 Order of locks on PostgreSQL: rows first, the history last; whoever takes the history first skips locked rows.
 """
@@ -28,7 +28,6 @@ from diffusion_service.jobs.store import (
 def add(
     connection: Connection, job: Job, limit: int, key_limit: int | None, claim: Idempotency | None, now: float
 ) -> Job:
-    """See `JobStore.add`."""
     lock_history(connection)
     if claim is not None:
         candidates = reads.accepted(connection, job.key, claim.idempotency_key, claim.digest)
@@ -49,7 +48,6 @@ def add(
 
 
 def change(connection: Connection, job_id: str, transition: Transit, instance: str | None, now: float) -> Job:
-    """See `JobStore.change`."""
     before = reads.read(connection, job_id, lock=True)
     if before is None:
         raise no_such_job(job_id)
@@ -65,7 +63,6 @@ def remove(connection: Connection, job_id: str) -> bool:
 
 
 def claim(connection: Connection, instance: str, now: float, lease_s: float, choose: Choose) -> Job | None:
-    """See `JobStore.claim`."""
     lock_history(connection)
     candidates = reads.waiting(connection)
     running = reads.owned_by_key(connection)
@@ -81,7 +78,6 @@ def claim(connection: Connection, instance: str, now: float, lease_s: float, cho
 
 
 def renew(connection: Connection, instance: str, now: float, lease_s: float) -> Held:
-    """See `JobStore.renew`."""
     renewed = update(JOBS).where(JOBS.c.owner == instance).values(lease_until=now + lease_s)
     rows = connection.execute(renewed.returning(JOBS.c.id, JOBS.c.cancel_requested)).all()
     cancelled = (row.id for row in rows if row.cancel_requested)
