@@ -11,7 +11,7 @@ from diffusion_service.jobs.job import PlannedLora, VideoPlan
 from shared_runtime.ranks.group import RankGroup
 from shared_schema.encode import ShmLanding
 from shared_schema.encoder_output import Manifest
-from shared_schema.errors import AdapterError, JobFailed
+from shared_schema.errors import AdapterError, JobFailed, RankDied
 from shared_schema.health import RankHealth
 from shared_schema.videos import Execution
 
@@ -26,6 +26,7 @@ class Engine:
         self._adapters = adapters
         self._lora = lora
         """The adapter that is merged into the ranks' weights."""
+        self._execution: Execution | None = None
 
     @property
     def ready(self) -> bool:
@@ -43,10 +44,9 @@ class Engine:
 
     @property
     def execution(self) -> Execution:
-        """What the digests of clips made now depend on."""
-        facts = self._group.facts
-        assert isinstance(facts, DiffusionFacts)
-        return facts.execution
+        """What the digests of the newest clips depend on. The ranks that made them may be gone by now."""
+        assert self._execution is not None
+        return self._execution
 
     async def until_ready(self) -> None:
         """Wait for the ranks."""
@@ -70,6 +70,10 @@ class Engine:
         """
         self._check_lora(plan)
         adapter = await asyncio.to_thread(self._bound, plan)
+        facts = self._group.facts
+        if not isinstance(facts, DiffusionFacts):
+            raise RankDied("the rank group is not ready")
+        self._execution = facts.execution
         command = Generate(
             landing=landing,
             manifest=manifest,

@@ -1,14 +1,16 @@
-"""The engine's own rule: a job is made with the adapter that it was accepted for, or not at all."""
+"""The engine: a job is made with the adapter that it was accepted for, or not at all, and says what made it."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
+from diffusion_service.commands import DiffusionFacts, Generated
 from diffusion_service.engine import Engine
 from diffusion_service.jobs.job import PlannedLora
-from shared_schema.errors import JobFailed
+from shared_schema.errors import JobFailed, RankDied
 from tests.diffusion_service.jobs.made import PLAN
+from tests.diffusion_service.jobs.stage import EXECUTION
 
 TURBO = PlannedLora(name="turbo", scale=1.0, modules=7)
 
@@ -18,6 +20,30 @@ class NoGroup:
 
     async def run(self, command: object, **_: object) -> object:
         raise AssertionError("the ranks were asked")
+
+
+class DyingGroup:
+    """Does one command, and is gone."""
+
+    facts: DiffusionFacts | None = DiffusionFacts("cpu", "0", 0, "dummy", execution=EXECUTION)
+
+    async def run(self, command: object, **_: object) -> object:
+        self.facts = None
+        return Generated((), {}, (), None)
+
+
+def test_ranks_that_die_once_a_clip_is_made_leave_what_it_was_made_with() -> None:
+    group: Any = DyingGroup()
+    engine = Engine(group)
+    unused: Any = None
+    for ready in (True, False):
+        making = engine.generate(PLAN, unused, unused, None, (), unused)
+        if ready:
+            asyncio.run(making)
+        else:
+            with pytest.raises(RankDied):
+                asyncio.run(making)
+        assert engine.execution == EXECUTION
 
 
 @pytest.mark.parametrize(
