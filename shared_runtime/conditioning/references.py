@@ -1,10 +1,12 @@
 """The files of a request as diffusers' blocks want them: pictures, 24 fps frames, 32 kHz waveforms. Torch."""
 
 import hashlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,8 +20,11 @@ from PIL import Image
 
 from shared_runtime.media import decode_audio, decode_image, decode_video
 from shared_schema.encode import EncodeRequest, ReferenceInput, UsedReference
-from shared_schema.tasks import FPS, SAMPLE_RATE, CanvasLimits, canvas_for_ratio
+from shared_schema.tasks import FPS, SAMPLE_RATE, CanvasLimits, Task, canvas_for_ratio, reference_size
 
+AT_ONCE = 4
+"""Files that are decoded at a time: FFmpeg has threads of its own, and a picture takes memory before it is sized."""
+_LOOK_S = 0.02
 Reference: TypeAlias = MiniMaxH3ImageReference | MiniMaxH3VideoReference | MiniMaxH3AudioReference
 
 
@@ -39,16 +44,60 @@ class DecodedMedia:
 def decode_media(
     request: EncodeRequest, files: tuple[Path, ...], limits: CanvasLimits, beat: Callable[[], None]
 ) -> DecodedMedia:
-    """Decode the files of a request, each to what its clip can use of it; `beat` is called at every video frame.
+    """Decode the files of a request, each to what its clip can use of it, several at a time, every file once.
+
+    `beat` is called on the calling thread as often as a video frame or a file was finished: it tells that work goes on.
 
     Raises:
-        InvalidRequest: a file that passed the probe cannot be decoded after all; `param` names its index.
+        InvalidRequest: a file that passed the probe cannot be decoded after all; `param` names its index, of several
+            such files that of the first.
     """
-    decoded = [
-        _decode(index, reference, path, request.num_frames, _Fit(limits, beat))
-        for index, (reference, path) in enumerate(zip(request.references, files, strict=True))
-    ]
+    progress = _Progress()
+    numbered = enumerate(zip(request.references, files, strict=True))
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="media") as pool:
+        tasks = [
+            pool.submit(_decode, index, reference, path, request, _Fit(limits, progress))
+            for index, (reference, path) in numbered
+        ]
+        try:
+            progress.follow(tasks, beat)
+            decoded = [task.result() for task in tasks]
+        finally:
+            progress.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
     return DecodedMedia(tuple(each for each, _ in decoded), tuple(used for _, used in decoded))
+
+
+class _Stopped(Exception):
+    """Nobody waits for this file any more."""
+
+
+class _Progress:
+    """What threads do, told by the one that waits for them: beats belong to it alone."""
+
+    def __init__(self) -> None:
+        self._moved = threading.Event()
+        self._stopped = threading.Event()
+
+    def one(self) -> None:
+        """A frame was decoded, or a whole file."""
+        if self._stopped.is_set():
+            raise _Stopped
+        self._moved.set()
+
+    def stop(self) -> None:
+        """Have every thread end at its next frame."""
+        self._stopped.set()
+
+    def follow(self, tasks: Sequence[Future[Any]], beat: Callable[[], None]) -> None:
+        """Beat while something gets done, until all tasks are, or the first one in order that fails."""
+        for task in tasks:
+            while not wait((task,), _LOOK_S).done:
+                if self._moved.is_set():
+                    self._moved.clear()
+                    beat()
+            if task.exception() is not None:
+                return
 
 
 class _Fit:
@@ -58,14 +107,14 @@ class _Fit:
     as it is stays diffusers' to make, for it would be resized twice.
     """
 
-    def __init__(self, limits: CanvasLimits, beat: Callable[[], None]) -> None:
+    def __init__(self, limits: CanvasLimits, progress: _Progress) -> None:
         self._limits = limits
-        self._beat = beat
+        self._progress = progress
         self.source: tuple[int, int] | None = None
         """(width, height) of the file's frames."""
 
     def __call__(self, frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        self._beat()
+        self._progress.one()
         height, width, _ = frame.shape
         self.source = self.source or (width, height)
         canvas = canvas_for_ratio(width, height, self._limits)
@@ -74,10 +123,19 @@ class _Fit:
             return frame
         return np.asarray(Image.fromarray(frame).resize((canvas.width, canvas.height), Image.Resampling.LANCZOS))
 
+    def picture(self, picture: Image.Image) -> Image.Image:
+        """A reference picture at the size that diffusers would give it, if it would then leave it as it is."""
+        self._progress.one()
+        size = reference_size(*picture.size, self._limits)
+        if size == picture.size or reference_size(*size, self._limits) != size:
+            return picture
+        return picture.resize(size, Image.Resampling.LANCZOS)
+
 
 def _decode(
-    index: int, reference: ReferenceInput, path: Path, num_frames: int, fit: _Fit
+    index: int, reference: ReferenceInput, path: Path, request: EncodeRequest, fit: _Fit
 ) -> tuple[Reference, UsedReference]:
+    num_frames = request.num_frames
     param = f"input_references[{index}]"
     used = UsedReference(index=index, kind=reference.kind, sha256=_sha256(path))
     start = reference.start_seconds
@@ -85,6 +143,8 @@ def _decode(
         case "image":
             picture = Image.fromarray(decode_image(path, param=param))
             used = used.model_copy(update={"width": picture.width, "height": picture.height})
+            if request.task is Task.REF2VA:
+                picture = fit.picture(picture)
             return MiniMaxH3ImageReference(image=picture), used
         case "video":
             video = decode_video(

@@ -20,6 +20,7 @@ from shared_schema.tasks import (
     CanvasLimits,
     ReferenceLimits,
     largest_canvas,
+    reference_size,
 )
 
 _ROW_PIXELS = CANVAS_MULTIPLE**2
@@ -69,9 +70,8 @@ def least_payload(text_dim: int, vision_tokens: int, visual_rows: int) -> int:
 
 def picture_rows(width: int, height: int, limits: CanvasLimits) -> int:
     """Rows of a reference picture, scaled to the reference short edge; the text encoder reads as many tokens."""
-    scale = limits.reference_short_edge / min(width, height)
-    sides = (max(1, round(side * scale / CANVAS_MULTIPLE)) for side in (width, height))
-    return next(sides) * next(sides)
+    wide, high = reference_size(width, height, limits)
+    return wide // CANVAS_MULTIPLE * (high // CANVAS_MULTIPLE)
 
 
 def _picture_rows(limits: CanvasLimits, rules: ReferenceLimits) -> int:
