@@ -70,7 +70,7 @@ BOXES = (
     Box(5, 4, "rank", "parallel", "TP, tiles", _of(E, "parallel")),
     Box(4, 4, "both", "commands", "what crosses the pipe", _of(E, "commands")),
     Box(0, 8, "control", "serving", "uvicorn, errands, GPUs", (R, *_of(R, "serving", "answers", "errands", "command_line", "gpus", "gpu_memory", "metrics", "otel", "spans_out"))),
-    Box(1, 8, "both", "checkpoint", "hub, files, the tiny one", _of(R, "checkpoint", "hub", "tiny", "tiny_tensors")),
+    Box(1, 8, "both", "checkpoint", "hub, files, the tiny one", _of(R, "checkpoint", "hub", "tiny", "tiny_tensors", "demo")),
     Box(4, 7, "both", "transport", "slab, shm, NIXL, inline", _of(R, "transport")),
     Box(2, 7, "rank", "conditioning", "diffusers' encode steps", _of(R, "conditioning")),
     Box(3, 8, "rank", "weights", "loading, shards, memory", _of(R, "weights", "dummy", "sharding", "device_memory")),

@@ -25,7 +25,7 @@ BEAT = 0.125
 """Contacts come at multiples of this: three frames, five latents of sound."""
 LEAP = 0.8
 """Height of a bounce, of what there is."""
-SMALLEST, LARGEST = 0.09, 0.36
+SMALLEST, LARGEST = 0.09, 0.32
 """Radius of a thing that grows, in short edges: where it begins and where it stays."""
 GROWTH = {Speed.SLOW: 0.055, Speed.FAST: 0.2}
 """Short edges a second."""
@@ -36,6 +36,8 @@ CLICK, CLICK_HERTZ, CLICK_DECAY = 0.7, 4800, 0.004
 _REACH = {Shape.DISC: 1.0, Shape.SQUARE: 0.886, Shape.TRIANGLE: 0.725}
 """From the middle to the lowest edge, in radii; the shapes have about the same area."""
 _APEX = 2 * _REACH[Shape.TRIANGLE]
+_FARTHEST = {Shape.DISC: 1.0, Shape.SQUARE: 0.886, Shape.TRIANGLE: _APEX}
+"""From the middle to the farthest edge, up or to a side."""
 _QUARTER = np.pi / 4
 
 
@@ -54,7 +56,8 @@ def track(scene: Scene, times: Floats, height: int, width: int) -> Track:
     """Where the thing of `scene` is at `times`, on a canvas of that size."""
     short = min(height, width)
     radius = np.full_like(times, RADIUS * short)
-    margin = RADIUS * short * 1.05
+    widest = LARGEST if scene.motion is Motion.GROW else RADIUS
+    margin = _FARTHEST[scene.shape] * widest * short + 1
     across_x, across_y = (margin + (length - 2 * margin) * scene.place for length in (width, height))
     x, y, shown = np.full_like(times, across_x), np.full_like(times, height / 2), np.ones_like(times)
     pace = PACE[scene.speed] * short
