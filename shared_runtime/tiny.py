@@ -18,6 +18,7 @@ from pathlib import Path
 from shared_runtime import tiny_tensors as t
 
 Json = Mapping[str, object]
+"""What a JSON file holds."""
 
 _CONTENT = 3
 """Raise it with every change of a byte: cached folders of older contents are then left aside."""
@@ -32,7 +33,7 @@ SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-"""Ids from 256 on; ids below are bytes."""
+"""Their ids come after those of the vocabulary, which is 256 bytes here."""
 
 
 def tiny_checkpoint(cache: Path | None = None) -> Path:
@@ -70,27 +71,27 @@ def _build_renamed(root: Path, folder: Path) -> None:
 
 def build_tiny(folder: Path) -> None:
     """Write the whole checkpoint into `folder`, which is made if need be; files of the same name are replaced."""
-    _write_json(folder / "modular_model_index.json", _index())
-    _write_json(folder / "scheduler" / "scheduler_config.json", {"_class_name": "MiniMaxH3Scheduler", "shift": 12.0})
-    _write_json(
+    write_json(folder / "modular_model_index.json", index(64, 8192))
+    write_json(folder / "scheduler" / "scheduler_config.json", {"_class_name": "MiniMaxH3Scheduler", "shift": 12.0})
+    write_json(
         folder / "audio_scheduler" / "scheduler_config.json", {"_class_name": "MiniMaxH3Scheduler", "shift": 3.0}
     )
     for name in ("tokenizer", "processor"):
-        _write_json(folder / name / "tokenizer.json", _tokenizer())
-        _write_json(folder / name / "tokenizer_config.json", _tokenizer_config())
-    _write_json(folder / "processor" / "processor_config.json", _processor_config())
+        write_json(folder / name / "tokenizer.json", tokenizer(byte_vocabulary(), []))
+        write_json(folder / name / "tokenizer_config.json", tokenizer_config())
+    write_json(folder / "processor" / "processor_config.json", processor_config())
     _write_text_encoder(folder / "text_encoder")
     for partition in ("transformer", "transformer_ref"):
-        _write_json(folder / partition / "config.json", _transformer_config())
+        write_json(folder / partition / "config.json", _transformer_config())
         tensors = t.tensors(partition, t.transformer(), "F32")
         _write_shards(folder / partition, "diffusion_pytorch_model", tensors, (len(tensors) // 2,))
     for vae, config, names in (("vae", _video_config(), t.video_vae()), ("audio_vae", _audio_config(), t.audio_vae())):
-        _write_json(folder / vae / "config.json", config)
+        write_json(folder / vae / "config.json", config)
         _write_safetensors(folder / vae / "diffusion_pytorch_model.safetensors", t.tensors(vae, names, "F32"))
 
 
 def _write_text_encoder(folder: Path) -> None:
-    _write_json(folder / "config.json", _text_config())
+    write_json(folder / "config.json", _text_config())
     tensors = t.tensors("text_encoder", t.text_encoder(), "BF16")
     # The last file holds nothing but layers that are never run, as the released one's last files do.
     names = [tensor.name for tensor in tensors]
@@ -98,7 +99,8 @@ def _write_text_encoder(folder: Path) -> None:
     _write_shards(folder, "model", tensors, cuts)
 
 
-def _write_json(path: Path, content: Json) -> None:
+def write_json(path: Path, content: Json) -> None:
+    """A JSON file as checkpoints have them; its folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -113,7 +115,7 @@ def _write_shards(folder: Path, stem: str, tensors: Sequence[t.Tensor], cuts: tu
         weight_map.update({tensor.name: file for tensor in tensors[start:end]})
     total = sum(len(tensor.data) for tensor in tensors)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    _write_json(folder / f"{stem}.safetensors.index.json", index)
+    write_json(folder / f"{stem}.safetensors.index.json", index)
 
 
 def _write_safetensors(path: Path, tensors: Sequence[t.Tensor]) -> None:
@@ -128,7 +130,8 @@ def _write_safetensors(path: Path, tensors: Sequence[t.Tensor]) -> None:
     path.write_bytes(b"".join((struct.pack("<Q", len(text)), text, *(tensor.data for tensor in tensors))))
 
 
-def _index() -> Json:
+def index(short_edge: int, max_pixels: int) -> Json:
+    """The file that names a checkpoint's components and the canvases that it was made for."""
     classes = {
         "text_encoder": ("transformers", "Qwen3VLForConditionalGeneration"),
         "tokenizer": ("transformers", "Qwen2TokenizerFast"),
@@ -147,27 +150,28 @@ def _index() -> Json:
     return {
         "_blocks_class_name": "MiniMaxH3Blocks",
         "_class_name": "MiniMaxH3ModularPipeline",
-        "canvas_short_edge": 64,
-        "canvas_max_pixels": 8192,
-        "reference_image_short_edge": 64,
+        "canvas_short_edge": short_edge,
+        "canvas_max_pixels": max_pixels,
+        "reference_image_short_edge": short_edge,
         **components,
     }
 
 
-def _special_id(token: str) -> int:
-    return 256 + SPECIAL_TOKENS.index(token)
+def special_id(token: str, words: int = 256) -> int:
+    """Id of one of `SPECIAL_TOKENS`, which come after a vocabulary of so many."""
+    return words + SPECIAL_TOKENS.index(token)
 
 
 def _text_config() -> Json:
     return {
         "architectures": ["Qwen3VLForConditionalGeneration"],
         "dtype": "bfloat16",
-        "image_token_id": _special_id("<|image_pad|>"),
+        "image_token_id": special_id("<|image_pad|>"),
         "model_type": "qwen3_vl",
         "tie_word_embeddings": False,
-        "video_token_id": _special_id("<|video_pad|>"),
-        "vision_start_token_id": _special_id("<|vision_start|>"),
-        "vision_end_token_id": _special_id("<|vision_end|>"),
+        "video_token_id": special_id("<|video_pad|>"),
+        "vision_start_token_id": special_id("<|vision_start|>"),
+        "vision_end_token_id": special_id("<|vision_end|>"),
         "text_config": {
             "dtype": "bfloat16",
             "head_dim": t.TEXT_HEAD_DIM,
@@ -205,11 +209,11 @@ def _text_config() -> Json:
     }
 
 
-def _tokenizer() -> Json:
-    """A byte-level tokenizer without merges: every byte of a text is a token."""
+def tokenizer(vocabulary: dict[str, int], merges: list[list[str]]) -> Json:
+    """A byte-level tokenizer. Without merges every byte of a text is a token."""
     added = [
         {
-            "id": _special_id(token),
+            "id": special_id(token, len(vocabulary)),
             "content": token,
             "lstrip": False,
             "normalized": False,
@@ -224,7 +228,7 @@ def _tokenizer() -> Json:
         "version": "1.0",
         "added_tokens": added,
         "decoder": level,
-        "model": {"type": "BPE", "vocab": _byte_vocabulary(), "merges": []},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
         "normalizer": {"type": "NFC"},
         "padding": None,
         "post_processor": None,
@@ -233,14 +237,15 @@ def _tokenizer() -> Json:
     }
 
 
-def _byte_vocabulary() -> dict[str, int]:
+def byte_vocabulary() -> dict[str, int]:
     """Byte by its character in a byte-level vocabulary: printable ones are themselves, the others go from 256 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte if byte in printable else 256 + others.index(byte)): byte for byte in range(256)}
 
 
-def _tokenizer_config() -> Json:
+def tokenizer_config() -> Json:
+    """Of the tokenizer, and of the processor that holds one."""
     return {
         "add_prefix_space": False,
         "bos_token": None,
@@ -253,7 +258,8 @@ def _tokenizer_config() -> Json:
     }
 
 
-def _processor_config() -> Json:
+def processor_config() -> Json:
+    """How Qwen3-VL's processor makes patches of pictures."""
     vision = {
         "do_convert_rgb": True,
         "do_normalize": True,

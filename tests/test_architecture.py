@@ -172,6 +172,11 @@ def test_services_never_import_each_other() -> None:
         ]
 
 
+def test_no_service_needs_what_is_beside_the_product() -> None:
+    beside = ("training", "tests", "benchmarks")
+    assert not [f"{name_of(path)}:{line}" for path in sources() for line, name in imports(path) if within(name, beside)]
+
+
 def test_imports_inside_functions_are_only_the_late_one_of_each_cli() -> None:
     late = [
         name_of(path)

@@ -137,8 +137,8 @@ def paint(covered: Any, colour: Any, background: Any) -> Any:
 def frames(scene: Scene, num_frames: int, height: int, width: int) -> NDArray[np.uint8]:
     """The pictures: `(num_frames, height, width, 3)` RGB."""
     seen = track(scene, np.arange(num_frames) / FPS, height, width)
-    single = (each.astype(np.float32) for each in (seen.x, seen.y, seen.radius))
-    covered = coverage(scene.shape, *single, height, width, np)
+    x, y, radius = (each.astype(np.float32) for each in (seen.x, seen.y, seen.radius))
+    covered = coverage(scene.shape, x, y, radius, height, width, np)
     colour, background = (np.array(each, np.float32) for each in palette(scene))
     levels: NDArray[np.uint8] = np.rint(paint(covered, colour, background)).astype(np.uint8)
     return levels

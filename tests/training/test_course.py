@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from training.course import Course, Losses, Options
+
+
+def options(out: Path, **other: object) -> Options:
+    given = {"minutes": 1.0, "seed": 0, "resume": False, "steps": 60, "batch": None, "compile": False, **other}
+    return Options(out=out, **given)  # type: ignore[arg-type]
+
+
+class Task:
+    """To add up numbers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 1)
+
+    def course(self, given: Options) -> Course:
+        return Course("sums", given, self.model, 0.1, list(self.model.parameters()))
+
+    def __call__(self, step: int) -> Losses:
+        numbers = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+        return {"total": (self.model(numbers)[:, 0] - numbers.sum(1)).square().mean()}
+
+
+def test_the_loss_falls_and_is_written_down_and_drawn(tmp_path: Path) -> None:
+    task = Task()
+    course = task.course(options(tmp_path, steps=200))
+    course.run(task, lambda: None)
+    assert course.losses[-1]["total"] < 0.1 * course.losses[0]["total"]
+    assert (tmp_path / "losses" / "sums.json").is_file()
+    assert "<svg" in (tmp_path / "losses" / "sums.svg").read_text()
+
+
+def test_a_course_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    first, again = Task(), Task()
+    first.course(options(tmp_path)).run(first, lambda: None)
+    course = again.course(options(tmp_path, resume=True, steps=1))
+    assert course.step == 60
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True))
+    course.run(again, lambda: None)
+    assert course.step == len(course.losses) == 61
+    fresh = Task().course(options(tmp_path))
+    assert fresh.step == 0
+
+
+def test_minutes_are_those_of_the_stage_in_all(tmp_path: Path) -> None:
+    task = Task()
+    course = task.course(options(tmp_path, minutes=0.01, steps=None))
+    course.run(task, lambda: None)
+    assert course.seconds >= 0.6
+    more = Task().course(options(tmp_path, minutes=0.01, steps=None, resume=True))
+    before = more.step
+    more.run(Task(), lambda: None)
+    assert more.step == before
+
+
+def test_what_is_exported_is_the_average_and_learning_goes_on_from_the_weights(tmp_path: Path) -> None:
+    task, seen = Task(), []
+    course = task.course(options(tmp_path))
+    course.run(task, lambda: seen.append(task.model.weight.clone()))
+    assert len(seen) == 1
+    assert not torch.equal(seen[0], task.model.weight)
+    assert (seen[0] - task.model.weight).abs().max() < 1
+
+
+def test_a_loss_that_is_no_number_ends_the_stage(tmp_path: Path) -> None:
+    task = Task()
+    course = task.course(options(tmp_path))
+    with pytest.raises(FloatingPointError, match="sums"):
+        course.run(lambda step: {"total": task(step)["total"] * float("nan")}, lambda: None)

@@ -1,0 +1,80 @@
+"""Stage `audio_vae`: sound to latents and back, on sounds of the world that are made once.
+
+python -m training.audio_vae --out DIR --minutes 3
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from shared_schema.tasks import SAMPLES_PER_AUDIO_LATENT
+from training import geometry
+from training.course import Course, Losses, options_of, parser
+from training.drawing import scenes, sounds
+from training.folder import write_component, write_frame
+
+LATENTS = 32
+"""Of a training piece: 0.8 s."""
+BATCH, RATE = 64, 1.5e-3
+KL = 1e-4
+"""Weight of what keeps latents near a normal distribution; their spread is made one afterwards."""
+POOL = 1024
+SCALES = (256, 1024, 2048)
+"""Windows of the spectra that are compared, beside the waves themselves."""
+
+
+class Lesson:
+    """One step: cut pieces, encode, decode, compare."""
+
+    def __init__(self, vae: Any, pool: torch.Tensor, seed: int, batch: int) -> None:
+        self._vae, self._pool, self._batch, self._seed = vae, pool, batch, seed
+
+    def __call__(self, step: int) -> Losses:
+        """Losses of batch number `step`: waves, spectra, and KL."""
+        random = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
+        length, hop = LATENTS * SAMPLES_PER_AUDIO_LATENT, SAMPLES_PER_AUDIO_LATENT
+        count, sides, samples = self._pool.shape
+        picks = torch.randint(count * sides, (self._batch,), generator=random)
+        # Whole latents: served sound begins at one, and so do the world's clicks.
+        starts = hop * torch.randint((samples - length) // hop + 1, (self._batch,), generator=random)
+        flat = self._pool.view(count * sides, samples)
+        waves = torch.stack([flat[pick, start : start + length] for pick, start in zip(picks, starts, strict=True)])
+        waves = waves.float()[:, None]
+        posterior = self._vae.encode(waves, return_dict=False)[0]
+        noise = torch.randn(posterior.mean.shape, generator=random).to(waves.device)
+        decoded = self._vae.decode(posterior.mean + posterior.std * noise, return_dict=False)[0].float()
+        wave, spectrum = F.l1_loss(decoded, waves), _spectra(decoded[:, 0], waves[:, 0])
+        variance = torch.exp(2 * posterior.logs)
+        kl = 0.5 * (posterior.mean.square() + variance - 1 - 2 * posterior.logs).mean()
+        return {"total": wave + 0.1 * spectrum + KL * kl, "wave": wave, "spectrum": spectrum, "kl": kl}
+
+
+def _spectra(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How much the spectra of `(batch, samples)` differ, as the logarithm tells it, over some windows."""
+    total = torch.zeros((), device=one.device)
+    for size in SCALES:
+        window = torch.hann_window(size, device=one.device)
+        sizes = [torch.stft(each, size, size // 4, window=window, return_complex=True).abs() for each in (one, other)]
+        total = total + F.l1_loss(*(torch.log(each + 0.02) for each in sizes))
+    return total / len(SCALES)
+
+
+def main() -> None:
+    """Train it, and write it into the checkpoint's folder."""
+    given = parser("audio_vae")
+    given.add_argument("--pool", type=int, default=POOL, help="sounds to learn from")
+    arguments = given.parse_args()
+    options = options_of(arguments)
+    size = (geometry.HEIGHT, geometry.WIDTH)
+    made = sounds(scenes(arguments.pool, options.seed), geometry.FRAMES, size, os.cpu_count() or 1)
+    vae = geometry.audio_vae().to(options.device)
+    course = Course("audio_vae", options, vae, RATE, list(vae.parameters()))
+    write_frame(options.checkpoint, options.seed)
+    lesson = Lesson(vae, torch.from_numpy(made).to(options.device), options.seed, options.batch or BATCH)
+    course.run(lesson, lambda: write_component(options.checkpoint, "audio_vae", vae))
+
+
+if __name__ == "__main__":
+    main()

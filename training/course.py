@@ -1,0 +1,198 @@
+"""A stage's course: steps until its minutes are over, kept each minute, so that it can be gone on with. Torch."""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+Losses = dict[str, torch.Tensor]
+Step = Callable[[int], Losses]
+"""One batch, by the number of the step: its losses by name; `total` is the one that is learned from."""
+
+KEEP_EVERY_S = 60.0
+WARM_UP = 200
+"""Steps until the full learning rate."""
+LAST = 0.03
+"""Of the learning rate, at the end."""
+AVERAGED = 0.998
+"""Of an average of weights, what stays at each step."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every stage is told."""
+
+    out: Path
+    minutes: float
+    seed: int
+    resume: bool
+    steps: int | None
+    batch: int | None
+    compile: bool
+
+    @property
+    def device(self) -> torch.device:
+        """The GPU where there is one."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder that becomes the demo checkpoint."""
+        return self.out / "checkpoint"
+
+
+def parser(stage: str) -> argparse.ArgumentParser:
+    """Of the flags that all stages have."""
+    found = argparse.ArgumentParser(description=f"Train the demo checkpoint: stage {stage}.")
+    found.add_argument("--out", type=Path, required=True, help="where everything is kept")
+    found.add_argument("--minutes", type=float, default=1.0, help="of this stage in all, also over several calls")
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--resume", action="store_true", help="go on where the last call stopped")
+    found.add_argument("--steps", type=int, help="stop after so many, for a try")
+    found.add_argument("--batch", type=int, help="another size of batch, for a try")
+    found.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
+    return found
+
+
+def options_of(given: argparse.Namespace) -> Options:
+    """From parsed flags; seeds torch, and lets products run in TF32 where there is a GPU."""
+    names = Options.__dataclass_fields__
+    options = Options(**{name: getattr(given, name) for name in names})
+    torch.manual_seed(options.seed)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+class Course:
+    """One stage: the model, its optimizer, an average of its weights, and what became of its losses."""
+
+    def __init__(self, name: str, options: Options, model: nn.Module, rate: float, watched: list[Any]) -> None:
+        """`watched` are the parameters that learn."""
+        self.options = options
+        self._name = name
+        self._model = model
+        self._rate = rate
+        self._learned = watched
+        self._optimizer = torch.optim.AdamW(
+            watched, lr=rate, betas=(0.9, 0.95), weight_decay=0.01, fused=options.device.type == "cuda"
+        )
+        self._averages = [weight.detach().clone() for weight in watched]
+        self.step = 0
+        self.seconds = 0.0
+        self.losses: list[dict[str, float]] = []
+        self._file = options.out / "state" / f"{name}.pt"
+        if options.resume and self._file.is_file():
+            self._take_up()
+
+    def run(self, step: Step, export: Callable[[], None]) -> None:
+        """Learn until the minutes are over; `export` is called with the averaged weights in place."""
+        began, kept, before = time.monotonic(), time.monotonic(), self.seconds
+        first = self.step
+        while self.seconds < self.options.minutes * 60:
+            if self.options.steps is not None and self.step - first >= self.options.steps:
+                break
+            losses = self._learn(step)
+            now = time.monotonic()
+            self.seconds = before + now - began
+            if self.step % 20 == 0 or self.options.steps is not None:
+                self._note(losses)
+            if now - kept > KEEP_EVERY_S:
+                self.keep()
+                kept = now
+        self.keep()
+        self.averaged(export)
+        print(f"{self._name}: {self.step} steps in {self.seconds:.0f} s: {self.losses[-1] if self.losses else {}}")
+
+    def _learn(self, step: Step) -> Losses:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate * self._pace()
+        with torch.autocast(self.options.device.type, torch.bfloat16, enabled=self.options.device.type == "cuda"):
+            losses = step(self.step)
+        self._optimizer.zero_grad(set_to_none=True)
+        losses["total"].backward()
+        nn.utils.clip_grad_norm_(self._learned, 1.0)
+        self._optimizer.step()
+        self.step += 1
+        part = min(AVERAGED, (self.step + 1) / (self.step + 10))
+        torch._foreach_lerp_(self._averages, [weight.detach() for weight in self._learned], 1 - part)
+        return losses
+
+    def _pace(self) -> float:
+        """Of the learning rate: up at first, then down along a cosine over the stage's minutes."""
+        done = min(self.seconds / max(self.options.minutes * 60, 1e-9), 1.0)
+        cosine = LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * done))
+        return min(1.0, (self.step + 1) / WARM_UP) * cosine
+
+    def _note(self, losses: Losses) -> None:
+        values = {name: round(float(value.detach()), 6) for name, value in losses.items()}
+        if not math.isfinite(values["total"]):
+            raise FloatingPointError(f"{self._name}: the loss is {values} at step {self.step}")
+        self.losses.append({"step": self.step, "seconds": round(self.seconds, 1), **values})
+
+    def averaged(self, export: Callable[[], None]) -> None:
+        """Call `export` while the model has the average of its weights."""
+        own = [weight.detach().clone() for weight in self._learned]
+        with torch.no_grad():
+            for weight, average in zip(self._learned, self._averages, strict=True):
+                weight.copy_(average)
+            export()
+            for weight, value in zip(self._learned, own, strict=True):
+                weight.copy_(value)
+
+    def keep(self) -> None:
+        """Write down where this stage is; moments and averages in BF16, so that it can be carried."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        half = torch.bfloat16
+        moments = self._optimizer.state_dict()
+        for state in moments["state"].values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = state[name].to(half)
+        content = {
+            "weights": [weight.detach() for weight in self._learned],
+            "averages": [average.to(half) for average in self._averages],
+            "moments": moments,
+            "step": self.step,
+            "seconds": self.seconds,
+            "losses": self.losses,
+        }
+        partial = self._file.with_suffix(".part")
+        torch.save(content, partial)
+        partial.replace(self._file)
+        self._draw()
+
+    def _take_up(self) -> None:
+        content = torch.load(self._file, map_location=self.options.device, weights_only=True)
+        with torch.no_grad():
+            for name, into in (("weights", self._learned), ("averages", self._averages)):
+                for tensor, value in zip(into, content[name], strict=True):
+                    tensor.copy_(value)
+        self._optimizer.load_state_dict(content["moments"])
+        self.step, self.seconds, self.losses = content["step"], content["seconds"], content["losses"]
+
+    def _draw(self) -> None:
+        """The losses as JSON, and as a picture."""
+        folder = self.options.out / "losses"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{self._name}.json").write_text(json.dumps(self.losses) + "\n", encoding="utf-8")
+        draw_losses(folder / f"{self._name}.svg", self._name, self.losses)
+
+
+def draw_losses(file: Path, title: str, losses: list[dict[str, float]]) -> None:
+    """A picture of `losses` over the steps, logarithmic."""
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.subplots()
+    for name in [name for name in (losses[0] if losses else {}) if name not in ("step", "seconds")]:
+        axes.plot([each["step"] for each in losses], [each[name] for each in losses], label=name, linewidth=0.8)
+    axes.set(title=title, xlabel="step", yscale="log")
+    if losses:
+        axes.legend()
+    figure.savefig(file, metadata={"Date": None})

@@ -1,0 +1,141 @@
+"""Stage `world`: clips of the little world as latents, encoded once with the trained VAEs.
+
+    python -m training.world --out DIR --clips 8192
+
+Also sets `latents_mean` and `latents_std` of both VAEs, so that the DiT sees numbers of spread one.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
+from safetensors.torch import load_file, save_file
+
+from shared_runtime.demo.scene import Motion, Pitch, Scene, Shape, Speed
+from training import geometry
+from training.course import Options, options_of, parser
+from training.drawing import frames, normalised, scenes, sounds
+from training.folder import read_component, write_component
+from training.packing import PATCH, Target
+
+BATCH = 32
+SIZE = (geometry.HEIGHT, geometry.WIDTH)
+LAST = geometry.FRAMES - 1
+
+
+@dataclass(frozen=True)
+class World:
+    """Encoded clips. Rows are as the transformer reads them, normalised, FP16."""
+
+    scenes: list[Scene]
+    video: torch.Tensor
+    """`(clips, rows, 96)`."""
+    sound: torch.Tensor
+    """`(clips, rows, 32)`, channel-major."""
+    first: torch.Tensor
+    """`(clips, rows, 96)`: the first frame as a picture of its own."""
+    last: torch.Tensor
+
+    @property
+    def target(self) -> Target:
+        """Sizes of the clips."""
+        height, width = (extent // 16 for extent in SIZE)
+        per_frame = height * width // 4
+        return Target(self.video.shape[1] // per_frame, height, width, self.sound.shape[1] // 2)
+
+
+def rows(latents: torch.Tensor) -> torch.Tensor:
+    """`(clips, rows, 96)` from latents `(clips, 24, T, H, W)`."""
+    packed: torch.Tensor = patchify_video_latents(latents, PATCH)
+    return packed.unflatten(0, (len(latents), -1))
+
+
+def spread(latents: torch.Tensor, channel: int) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of every channel."""
+    flat = latents.float().transpose(0, channel).flatten(1)
+    return flat.mean(1).tolist(), flat.std(1).clamp_min(1e-4).tolist()
+
+
+@torch.no_grad()
+def encode_pictures(vae: Any, many: list[Scene], device: torch.device) -> list[torch.Tensor]:
+    """Latents of the whole clips, of their first frames and of their last ones, on the host, not normalised."""
+    found: list[list[torch.Tensor]] = [[], [], []]
+    for start in range(0, len(many), BATCH):
+        part = many[start : start + BATCH]
+        levels = torch.stack([frames(scene, 0, geometry.FRAMES, SIZE, device) for scene in part])
+        pixels = normalised(levels)
+        for place, cut in enumerate((pixels, pixels[:, :, :1], pixels[:, :, LAST:])):
+            found[place].append(vae.encode(cut, return_dict=False)[0].mode().cpu())
+    return [torch.cat(each) for each in found]
+
+
+@torch.no_grad()
+def encode_sounds(vae: Any, many: list[Scene], device: torch.device, workers: int) -> torch.Tensor:
+    """Latents `(clips, 2, 32, latents)` on the host, not normalised."""
+    found = []
+    for start in range(0, len(many), 1024):
+        waves = torch.from_numpy(sounds(many[start : start + 1024], geometry.FRAMES, SIZE, workers))
+        for part in waves.split(BATCH):
+            sides = part.flatten(0, 1)[:, None].to(device, torch.float32)
+            # As long as the model makes it: 178 latents of 800 samples, where 107 frames end 267 samples later.
+            samples = round(geometry.FRAMES / 24 * 40) * 800
+            latents = vae.encode(sides[..., :samples], return_dict=False)[0].mode()
+            found.append(latents.unflatten(0, (-1, 2)).cpu())
+    return torch.cat(found)
+
+
+def encode(options: Options, count: int) -> World:
+    """Draw and encode so many clips, and set the VAEs' spreads from them."""
+    many, folder = scenes(count, options.seed + 1), options.checkpoint
+    vae, audio_vae = (read_component(folder, name).to(options.device).eval() for name in ("vae", "audio_vae"))
+    pictures = encode_pictures(vae, many, options.device)
+    heard = encode_sounds(audio_vae, many, options.device, os.cpu_count() or 1)
+    mean, std = spread(pictures[0], 1)
+    audio_mean, audio_std = spread(heard, 2)
+    for name, module, values in (("vae", vae, (mean, std)), ("audio_vae", audio_vae, (audio_mean, audio_std))):
+        module.register_to_config(latents_mean=values[0], latents_std=values[1])
+        write_component(folder, name, module)
+    scale = [torch.tensor(each).view(1, -1, 1, 1, 1) for each in (mean, std)]
+    video, first, last = (rows((each - scale[0]) / scale[1]).half() for each in pictures)
+    audio_scale = [torch.tensor(each).view(1, 1, -1, 1) for each in (audio_mean, audio_std)]
+    sound = ((heard - audio_scale[0]) / audio_scale[1]).transpose(2, 3).flatten(1, 2).half()
+    return World(many, video, sound, first, last)
+
+
+def write_world(folder: Path, world: World) -> None:
+    """Keep it; not to be carried, it is made anew in a minute."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: getattr(world, name).contiguous() for name in ("video", "sound", "first", "last")}
+    save_file(tensors, folder / "latents.safetensors")
+    (folder / "scenes.json").write_text(json.dumps([asdict(scene) for scene in world.scenes]), encoding="utf-8")
+
+
+def read_world(folder: Path) -> World:
+    """What `write_world` kept.
+
+    Raises:
+        FileNotFoundError: the stage has not run.
+    """
+    listed = json.loads((folder / "scenes.json").read_text(encoding="utf-8"))
+    kinds = {"shape": Shape, "motion": Motion, "speed": Speed, "pitch": Pitch}
+    many = [
+        Scene(**{key: kinds[key](value) if key in kinds else value for key, value in each.items()}) for each in listed
+    ]
+    return World(many, **load_file(folder / "latents.safetensors"))
+
+
+def main() -> None:
+    """Encode the world."""
+    given = parser("world")
+    given.add_argument("--clips", type=int, default=8192)
+    arguments = given.parse_args()
+    options = options_of(arguments)
+    write_world(options.out / "world", encode(options, arguments.clips))
+
+
+if __name__ == "__main__":
+    main()
