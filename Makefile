@@ -30,10 +30,11 @@ export OMP_NUM_THREADS ?= 1
 # Of `make crash` and `make fuzz`; without a seed they draw one and say it.
 MINUTES ?= 10
 SEED ?=
+CLIPS ?= 200
 DATABASE ?=
 FUZZ_SECONDS ?= 600
 
-.PHONY: help requirements setup demo serve test faults crash fuzz check
+.PHONY: help requirements setup demo serve test faults crash fuzz meaning check
 help:
 	@echo "make setup   make $(VENV) from constraints.txt"
 	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/"
@@ -42,6 +43,7 @@ help:
 	@echo "make faults  kill and stop every process of a pair in every phase (.ci/run faults: a part of it)"
 	@echo "make crash   200 jobs while processes are killed at random for MINUTES=10 (SEED= DATABASE=postgres)"
 	@echo "make fuzz    random requests to both services for FUZZ_SECONDS=600 each (SEED=)"
+	@echo "make meaning judge CLIPS=200 clips of a trained demo checkpoint, MODEL=DIR (LORA= a Turbo adapter of it)"
 	@echo "make check   lint, formatting, types, import contracts, architecture"
 
 requirements:
@@ -92,6 +94,10 @@ crash:
 
 fuzz:
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(if $(SEED),--seed $(SEED))
+
+meaning:
+	@[ "$(MODEL)" != tiny ] || { echo "meaning: the tiny checkpoint makes noise: MODEL=DIR, trained as training/README.md says" >&2; exit 2; }
+	$(BIN)/python -m tests.meaning.run --model "$(MODEL)" --clips $(CLIPS) $(if $(LORA),--lora "$(LORA)" --out meaning-turbo --without meaning/results.jsonl)
 
 check:
 	$(BIN)/ruff check .

@@ -32,6 +32,7 @@ class Options:
 
     out: Path
     minutes: float
+    call_minutes: float | None
     seed: int
     resume: bool
     steps: int | None
@@ -54,6 +55,7 @@ def parser(stage: str) -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=f"Train the demo checkpoint: stage {stage}.")
     found.add_argument("--out", type=Path, required=True, help="where everything is kept")
     found.add_argument("--minutes", type=float, default=1.0, help="of this stage in all, also over several calls")
+    found.add_argument("--call-minutes", type=float, help="stop this call after so many, to be gone on with")
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--resume", action="store_true", help="go on where the last call stopped")
     found.add_argument("--steps", type=int, help="stop after so many, for a try")
@@ -98,7 +100,7 @@ class Course:
         began, kept, before = time.monotonic(), time.monotonic(), self.seconds
         first = self.step
         while self.seconds < self.options.minutes * 60:
-            if self.options.steps is not None and self.step - first >= self.options.steps:
+            if self._stops(self.step - first, self.seconds - before):
                 break
             losses = self._learn(step)
             now = time.monotonic()
@@ -111,6 +113,11 @@ class Course:
         self.keep()
         self.averaged(export)
         print(f"{self._name}: {self.step} steps in {self.seconds:.0f} s: {self.losses[-1] if self.losses else {}}")
+
+    def _stops(self, steps: int, seconds: float) -> bool:
+        """Whether this call has done its part, whatever is left of the stage."""
+        limits = ((self.options.steps, steps), (self.options.call_minutes, seconds / 60))
+        return any(limit is not None and done >= limit for limit, done in limits)
 
     def _learn(self, step: Step) -> Losses:
         for group in self._optimizer.param_groups:

@@ -8,7 +8,16 @@ from training.course import Course, Losses, Options
 
 
 def options(out: Path, **other: object) -> Options:
-    given = {"minutes": 1.0, "seed": 0, "resume": False, "steps": 60, "batch": None, "compile": False, **other}
+    given = {
+        "minutes": 1.0,
+        "call_minutes": None,
+        "seed": 0,
+        "resume": False,
+        "steps": 60,
+        "batch": None,
+        "compile": False,
+        **other,
+    }
     return Options(out=out, **given)  # type: ignore[arg-type]
 
 
@@ -57,6 +66,18 @@ def test_minutes_are_those_of_the_stage_in_all(tmp_path: Path) -> None:
     before = more.step
     more.run(Task(), lambda: None)
     assert more.step == before
+
+
+def test_a_call_may_stop_before_its_stage_and_the_stage_goes_on(tmp_path: Path) -> None:
+    task = Task()
+    course = task.course(options(tmp_path, steps=None, call_minutes=0.005))
+    course.run(task, lambda: None)
+    assert 0.3 <= course.seconds < 30
+    again = Task()
+    more = again.course(options(tmp_path, steps=None, call_minutes=0.005, resume=True))
+    before = more.seconds
+    more.run(again, lambda: None)
+    assert more.seconds >= before + 0.3
 
 
 def test_what_is_exported_is_the_average_and_learning_goes_on_from_the_weights(tmp_path: Path) -> None:

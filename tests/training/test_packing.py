@@ -62,6 +62,19 @@ def test_clips_that_are_packed_together_get_what_each_gets_alone_from_the_served
         torch.testing.assert_close(sound[clip], alone[clip][1][0, layout.heard :], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_it_also_runs_in_bfloat16_beside_exact_parts() -> None:
+    torch.manual_seed(0)
+    model, many = Packed(geometry.transformer()), batch(layouts()[1], 2)
+    exact = model(many)
+    with torch.autocast("cpu", torch.bfloat16):
+        video, sound = model(many)
+    (video.float().square().mean() + sound.float().square().mean()).backward()
+    assert all(weight.grad is not None for weight in model.transformer.parameters())
+    for half, full in ((video, exact[0]), (sound, exact[1])):
+        assert (half - full).abs().mean() < 0.05 * full.abs().mean()
+
+
 def clips(layout: Layout) -> Clips:
     shown, heard = torch.randn(2, layout.shown, 96), torch.randn(2, layout.heard, 32)
     made = torch.randn(2, len(layout.video) - layout.shown, 96), torch.randn(2, len(layout.sound) - layout.heard, 32)

@@ -1,0 +1,179 @@
+"""Makes clips through `/v1/videos` on the demo checkpoint, judges each, and prints the table: `make meaning MODEL=DIR`.
+
+What is judged already is not made again, so that a run that was stopped goes on. `--break` spoils requests or clips on
+purpose, to see the judge say no.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared_runtime.demo.scene import Motion
+from shared_runtime.demo.world import frames
+from shared_schema.tasks import FPS, SAMPLE_RATE
+from tests.meaning.cases import FRAMES, HEIGHT, WIDTH, Case, all_cases
+from tests.meaning.judge import decode, judge_decoded
+from tests.meaning.results import Result, Results
+from video_client.client import ClientError, VideoClient, VideoRequest
+from video_client.pair import Pair, PairSettings, free_ports
+
+Breakage = Literal["order", "drop", "text", "sound"]
+NEAR = 25.0
+"""PSNR that a keyframe's frame has at least, in decibel."""
+LEAP = 0.15
+"""Short edges that a thing may move from one frame to the next at most; the fastest one moves 0.03, a bounce 0.09."""
+READY_S, CLIP_S = 240.0, 300.0
+
+
+class Maker(Protocol):
+    """Whoever makes the clip of a case."""
+
+    def make(self, case: Case, clip: Path) -> None:
+        """Write it.
+
+        Raises:
+            ClientError: it was not made.
+        """
+
+
+class ServedMaker:
+    """The pair, through its public API."""
+
+    def __init__(self, client: VideoClient, inputs: Path, sigma_points: int | None, breakage: Breakage | None) -> None:
+        self._client, self._inputs, self._points, self._breakage = client, inputs, sigma_points, breakage
+
+    def make(self, case: Case, clip: Path) -> None:
+        """See `Maker`."""
+        video = self._client.wait(self._client.create(self.request(case)).id, timeout_s=CLIP_S)
+        if video.status != "completed":
+            raise ClientError(f"{case.name} is {video.status}: {video.error.message if video.error else ''}")
+        self._client.download(video.id, clip)
+
+    def request(self, case: Case) -> VideoRequest:
+        """What is sent of a case."""
+        fields = {"seed": str(case.seed), "num_frames": str(FRAMES), "size": f"{WIDTH}x{HEIGHT}"}
+        if self._points is not None:
+            fields["num_inference_steps"] = str(self._points)
+        if self._breakage == "text":
+            return VideoRequest(case.prompt, fields, {"task": "t2va"})
+        files = case.files(self._inputs)
+        if self._breakage == "order":
+            files = files[::-1]
+        if self._breakage == "drop" and case.task == "ref2va":
+            files = files[1:]
+        extra: dict[str, object] = {"task": case.task}
+        if case.task == "fl2va":
+            extra["frame_indices"] = [0 if each.kind == "first" else -1 for each in case.media]
+        return VideoRequest(case.prompt, fields, extra, files)
+
+
+def judged(case: Case, pictures: NDArray[np.uint8], waveform: NDArray[np.float32], seconds: float) -> Result:
+    """A clip against its case."""
+    judgement = judge_decoded(pictures, waveform)
+    agreed = {**judgement.agrees(case.scene), **_keyframes(case, pictures)}
+    agreed["continuous"] = _continuous(judgement.seen.sides)
+    wanted = [each for each in case.aspects if each != "clicks" or case.scene.motion is Motion.BOUNCE]
+    return Result(case.name, case.group, case.task, {aspect: agreed[aspect] for aspect in wanted}, round(seconds, 2))
+
+
+def _keyframes(case: Case, pictures: NDArray[np.uint8]) -> dict[str, bool]:
+    given = frames(case.scene, FRAMES, HEIGHT, WIDTH)
+    places = {"first": 0, "last": -1}
+    return {name: psnr(pictures[at], given[at]) >= NEAR for name, at in places.items()}
+
+
+def psnr(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> float:
+    """How near two pictures are, in decibel."""
+    error = float(np.square(one.astype(np.float64) - other).mean())
+    return 10 * float(np.log10(255**2 / max(error, 1e-9)))
+
+
+def _continuous(sides: NDArray[np.floating]) -> bool:
+    """Whether the thing never jumps to a side, where it is seen from frame to frame."""
+    steps = np.abs(np.diff(sides)) * WIDTH / min(HEIGHT, WIDTH)
+    seen = steps[~np.isnan(steps)]
+    return len(seen) > 0 and float(seen.max()) < LEAP
+
+
+def late(waveform: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The sound two frames late."""
+    moved: NDArray[np.float32] = np.roll(waveform, round(2 * SAMPLE_RATE / FPS), axis=1)
+    return moved
+
+
+def run(cases: list[Case], maker: Maker, results: Results, folder: Path, breakage: Breakage | None = None) -> None:
+    """Make and judge what is not in `results` yet; clips stay in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = results.names()
+    for case in [case for case in cases if case.name not in done]:
+        begun, clip = time.monotonic(), folder / f"{case.name}.mp4"
+        maker.make(case, clip)
+        seconds = time.monotonic() - begun
+        pictures, waveform = decode(clip)
+        result = judged(case, pictures, late(waveform) if breakage == "sound" else waveform, seconds)
+        results.add(result)
+        wrong = [aspect for aspect, right in result.right.items() if not right]
+        print(f"{case.name}: {seconds:.1f} s, {'wrong: ' + ', '.join(wrong) if wrong else 'right'}", flush=True)
+
+
+@contextmanager
+def _serving(options: argparse.Namespace) -> Iterator[VideoClient]:
+    """A client of the service that is named, or of a pair of its own."""
+    if options.url:
+        with VideoClient(options.url) as client:
+            yield client
+        return
+    encoder_port, port = free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="minimax-h3-meaning-") as state:
+        settings = PairSettings(
+            options.model, "tiny", encoder_port, port, Path(state), lora=options.lora, log_dir=options.out / "logs"
+        )
+        with Pair(settings) as pair:
+            pair.wait_ready(READY_S)
+            with VideoClient(settings.diffusion_url) as client:
+                yield client
+
+
+def main() -> int:
+    """0 when everything holds."""
+    parser = argparse.ArgumentParser(prog="tests.meaning.run", description="Judge clips of the demo checkpoint.")
+    parser.add_argument("--model", help="the checkpoint's folder; a pair is started on it")
+    parser.add_argument("--url", help="a diffusion service that serves it already, in place of --model")
+    parser.add_argument("--lora", help="a Turbo adapter; its own schedule is used")
+    parser.add_argument("--without", type=Path, help="results.jsonl of the run without the adapter, to compare with")
+    parser.add_argument("--clips", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--sigma-points", type=int, default=9)
+    parser.add_argument("--break", dest="breakage", choices=("order", "drop", "text", "sound"))
+    parser.add_argument("--out", type=Path, default=Path("meaning"))
+    options = parser.parse_args()
+    if bool(options.model) == bool(options.url):
+        parser.error("give --model or --url")
+    results = Results(options.out / "results.jsonl")
+    points = None if options.lora else options.sigma_points
+    cases = all_cases(options.clips, options.seed)
+    if options.lora:
+        # An adapter is for one partition, and the other one's tasks are refused beside it.
+        partition = {"t2va", "fl2va"} if "_fl2v_" in Path(options.lora).name else {"ref2va"}
+        cases = [case for case in cases if case.task in partition]
+    with _serving(options) as client:
+        maker = ServedMaker(client, options.out / "inputs", points, options.breakage)
+        run(cases, maker, results, options.out / "clips", options.breakage)
+    missed = results.missed()
+    if options.without is not None:
+        missed = Results(options.without).lost_to(results)
+    print(f"\n{results.table()}\n")
+    print("\n".join(missed) if missed else "everything holds")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

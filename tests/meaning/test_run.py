@@ -1,0 +1,123 @@
+"""The harness, with a maker that knows the world by heart: what is right passes, what is broken does not."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared_runtime.demo.prompts import trained_on
+from shared_runtime.demo.scene import Motion, Scene
+from tests.meaning.cases import Case, all_cases
+from tests.meaning.clips import write_scene
+from tests.meaning.judge import decode
+from tests.meaning.results import NEEDED, Result, Results
+from tests.meaning.run import ServedMaker, judged, late, psnr, run
+from video_client.client import ClientError, VideoClient
+
+CASES = all_cases(4, 20)
+
+
+class Knowing:
+    """Makes the very scene, or another one."""
+
+    def __init__(self, scenes: dict[str, Scene] | None = None, fail_at: str | None = None) -> None:
+        self.made: list[str] = []
+        self._scenes, self._fail_at = scenes or {}, fail_at
+
+    def make(self, case: Case, clip: Path) -> None:
+        if case.name == self._fail_at:
+            raise ClientError("away")
+        self.made.append(case.name)
+        write_scene(clip, self._scenes.get(case.name, case.scene))
+
+
+def test_two_hundred_prompts_are_unseen_and_half_of_them_of_unseen_combinations() -> None:
+    cases = all_cases(200, 20)
+    texts = [case for case in cases if case.task == "t2va"]
+    assert len(texts) == 200
+    assert not [case for case in texts if trained_on(case.prompt)]
+    assert Counter(case.scene.unseen for case in texts) == {True: 100, False: 100}
+    assert len({case.name for case in cases}) == len(cases)
+    assert {case.task for case in cases} == set(NEEDED)
+    assert cases == all_cases(200, 20)
+
+
+def test_right_clips_hold_everything_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    stopped = Knowing(fail_at=CASES[5].name)
+    with pytest.raises(ClientError):
+        run(CASES, stopped, Results(file), tmp_path / "clips")
+    going_on = Knowing()
+    run(CASES, going_on, Results(file), tmp_path / "clips")
+    assert stopped.made + going_on.made == [case.name for case in CASES]
+    results = Results(file)
+    assert not results.missed(), results.table()
+    assert "| t2va | all | colour | 4 | 4 | 100.0 | 95 |" in results.table()
+
+
+def test_results_below_what_is_needed_are_named() -> None:
+    results = Results(Path("/nowhere"))
+    results.all = [Result(f"{i}", "g", "t2va", {"colour": i > 0, "shape": True}, 1.0) for i in range(10)]
+    assert results.missed() == ["t2va: colour 90.0 %, needed 95 %"]
+    turbo = Results(Path("/nowhere"))
+    turbo.all = [Result(f"{i}", "g", "t2va", {"colour": i > 0, "shape": i > 1}, 1.0) for i in range(10)]
+    assert results.lost_to(turbo) == ["t2va: shape 80.0 % with Turbo, 100.0 % without"]
+
+
+def clip_of(scene: Scene, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    return decode(write_scene(folder / "clip.mp4", scene))
+
+
+def test_what_a_wrong_order_or_a_fall_back_to_text_would_make_is_judged_wrong(tmp_path: Path) -> None:
+    mine, swapped = (
+        next(case for case in CASES if case.group == group) for group in ("two images", "two images, swapped")
+    )
+    assert mine.prompt == swapped.prompt
+    assert mine.media == swapped.media[::-1]
+    for made, case, right in ((mine, mine, True), (swapped, mine, False), (mine, swapped, False)):
+        result = judged(case, *clip_of(made.scene, tmp_path), 1.0)
+        assert all(result.right.values()) is right
+    # A prompt that names no colour leaves a model free: any other thing than the picture's is wrong.
+    image = next(case for case in CASES if case.group == "image")
+    assert not all(judged(image, *clip_of(swapped.scene, tmp_path), 1.0).right.values())
+
+
+def test_late_sound_is_judged_wrong(tmp_path: Path) -> None:
+    case = next(case for case in all_cases(40, 20) if case.scene.motion is Motion.BOUNCE and case.task == "t2va")
+    pictures, waveform = clip_of(case.scene, tmp_path)
+    assert judged(case, pictures, waveform, 1.0).right["clicks"]
+    assert not judged(case, pictures, late(waveform), 1.0).right["clicks"]
+
+
+def test_a_keyframe_that_is_not_kept_and_a_jump_are_judged_wrong(tmp_path: Path) -> None:
+    case = next(case for case in all_cases(60, 20) if case.group == "first and last frame")
+    pictures, waveform = clip_of(case.scene, tmp_path)
+    right = judged(case, pictures, waveform, 1.0).right
+    assert right["first"]
+    assert right["last"]
+    assert right["continuous"]
+    other = pictures.copy()
+    other[0] = 255 - other[0]
+    assert judged(case, other, waveform, 1.0).right["first"] is False
+    jumping = np.concatenate([pictures[:50], pictures[50:, :, ::-1]])
+    assert judged(case, jumping, waveform, 1.0).right["last"] is False
+    assert psnr(pictures[0], pictures[0]) > 90
+
+
+def test_requests_are_of_the_task_and_broken_ones_are_as_told(tmp_path: Path) -> None:
+    with VideoClient("http://127.0.0.1:9") as client:
+
+        def sent(case: Case, breakage: str | None = None) -> tuple[dict[str, object], list[str]]:
+            request = ServedMaker(client, tmp_path, 9, breakage).request(case)  # type: ignore[arg-type]
+            return dict(request.extra_params), [path.suffix for path in request.references]
+
+        both = next(case for case in CASES if case.group == "first and last frame")
+        assert sent(both) == ({"task": "fl2va", "frame_indices": [0, -1]}, [".png", ".png"])
+        mixed = next(case for case in CASES if case.group == "video then image")
+        assert sent(mixed) == ({"task": "ref2va"}, [".mp4", ".png"])
+        assert sent(mixed, "order")[1] == [".png", ".mp4"]
+        assert sent(mixed, "drop")[1] == [".png"]
+        assert sent(mixed, "text") == ({"task": "t2va"}, [])
+        sounding = next(case for case in CASES if case.group == "audio then image")
+        assert sent(sounding)[1] == [".wav", ".png"]
