@@ -1,7 +1,8 @@
 """Payloads that wait in the encoder's leader, and their way out. Runs in the leader; torch.
 
-A payload on a GPU stays there until its push, which writes it straight into the landing. One on the host has its
-checksum made while it waits, so that its push is one memcpy.
+A payload on a GPU stays there until its push, which writes it straight into a slab; over NIXL, which is slower out of
+a GPU's memory, it goes through page-locked memory that is kept. One on the host has its checksum made while it waits,
+so that its push is one memcpy.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 
 from encoder_service.commands import Pushed
 from shared_runtime.conditioning.packing import Packed
-from shared_runtime.device_memory import PageLocker, TensorSource
+from shared_runtime.device_memory import PageLocker, Staging, TensorSource
 from shared_runtime.transport.codec import check_values, checksum
 from shared_runtime.transport.inline import to_safetensors
 from shared_runtime.transport.nixl_sender import NixlSender
@@ -46,6 +47,7 @@ class Outbox:
 
     def __init__(self, shm: ShmSender | None, nixl: NixlSender | None, locker: PageLocker | None = None) -> None:
         """The sender of the deployment's connector, and no other."""
+        self._staging = Staging(page_locked=torch.cuda.is_available())
         self._shm = shm
         self._nixl = nixl
         self._locker = locker
@@ -86,8 +88,7 @@ class Outbox:
             case ShmLanding():
                 return Pushed(self._to_slab(landing, waiting))
             case NixlLanding():
-                host = waiting.on_host()
-                return Pushed(self._over_nixl().push(landing, host.payload, checksum=host.checksum))
+                return Pushed(self._to_agent(landing, waiting))
             case InlineLanding():
                 blob = to_safetensors(waiting.on_host().payload)
                 return Pushed(PushReceipt(bytes=len(blob), checksum=checksum(memoryview(blob)), seconds=0.0), blob)
@@ -98,6 +99,15 @@ class Outbox:
                 return self._through_memory().push(landing, payload, checksum=known)
             case _OnDevice(packed):
                 return self._through_memory().push_source(landing, TensorSource(packed.raw, self._locker))
+
+    def _to_agent(self, landing: NixlLanding, waiting: _OnHost | _OnDevice) -> PushReceipt:
+        match waiting:
+            case _OnHost(payload, known):
+                return self._over_nixl().push(landing, payload, checksum=known)
+            case _OnDevice(packed):
+                with self._staging.holding(packed.raw) as (data, known):
+                    payload = EncoderOutput(manifest=packed.manifest, data=data)
+                    return self._over_nixl().push(landing, payload, checksum=known)
 
     def _through_memory(self) -> ShmSender:
         if self._shm is None:

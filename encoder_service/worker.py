@@ -19,6 +19,7 @@ from encoder_service.commands import (
 from encoder_service.outbox import Outbox
 from encoder_service.parallel import TEXT_PLAN
 from encoder_service.pipeline import EncodedRequest, EncoderPipeline
+from encoder_service.vision import batch_vision
 from shared_runtime.conditioning.latents import MediaEncoder
 from shared_runtime.device_memory import locker_for
 from shared_runtime.logs import set_up_logging
@@ -42,6 +43,9 @@ class EncoderRank:
         self._device = comm.device
         path = settings.checkpoint
         text_encoder = load_text_encoder(path, comm.device, Sharding(TEXT_PLAN, comm), dummy=settings.stage.dummy)
+        if comm.device.type == "cuda":
+            # A product over more rows may end in other bits: on a CPU the clips are the reference's.
+            batch_vision(text_encoder)
         beater.beat()
         media_encoder = _media_encoder(settings, comm, beater)
         self._tokenizer = load_tokenizer(path)

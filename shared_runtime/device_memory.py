@@ -7,7 +7,7 @@ that is not, the driver first copies into a small buffer of its own. Everything 
 import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import torch
 import xxhash
@@ -18,6 +18,8 @@ LOCK_CHUNK = 256 * 2**20
 """Bytes locked by one call: a call holds the driver's lock for its whole time, and fails as a whole."""
 COPY_PIECE = 8 * 2**20
 """Bytes of one copy: the checksum of a piece is made while the next one is on its way."""
+STAGING_STEP = 64 * 2**20
+"""What kept memory grows by: payloads differ, and to page-lock more takes longer than to copy it."""
 Register = Callable[[int, int], str | None]
 """Page-locks bytes from an address; None, or why that did not work."""
 Unregister = Callable[[int], None]
@@ -173,6 +175,31 @@ class TensorSource:
             target[start:end].copy_(self._raw[start:end], non_blocking=True)
             copied = self._stream.record_event()
         return lambda: copied.synchronize()
+
+
+class Staging:
+    """Host memory that is kept, through which bytes of a GPU leave where they cannot leave from there.
+
+    Fresh memory costs more than the copy: its pages are touched for the first time, and it is not page-locked.
+    """
+
+    def __init__(self, *, page_locked: bool) -> None:
+        self._page_locked = page_locked
+        self._kept: torch.Tensor | None = None
+
+    @contextmanager
+    def holding(self, raw: torch.Tensor) -> Iterator[tuple[memoryview, str]]:
+        """Flat bytes in host memory, and their checksum, while the context lasts.
+
+        After an error the memory is not used again: a write that did not end in time may still read it.
+        """
+        kept, self._kept = self._kept, None
+        if kept is None or kept.numel() < raw.numel():
+            room = -(-raw.numel() // STAGING_STEP) * STAGING_STEP
+            kept = torch.empty(room, dtype=torch.uint8, pin_memory=self._page_locked)
+        view = kept.numpy().data[: raw.numel()]
+        yield view, TensorSource(raw).write_into(view)
+        self._kept = kept
 
 
 def _nothing() -> None:

@@ -13,6 +13,7 @@ import torch
 from shared_runtime.device_memory import (
     COPY_PIECE,
     PageLocker,
+    Staging,
     TensorSource,
     address_of,
     cuda_locker,
@@ -196,3 +197,34 @@ def test_cuda_locks_a_slab_and_copies_across_its_chunks(folder: Path) -> None:
     sender.close()
     assert locker.locked_bytes == 0
     slab.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_staged_is_whole_and_its_memory_is_kept(device: str) -> None:
+    staging = Staging(page_locked=device == "cuda")
+    addresses = set()
+    for size in (COPY_PIECE + 777, 3, 0, 2 * COPY_PIECE):
+        raw = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size))
+        with staging.holding(raw.to(device)) as (data, known):
+            assert known == checksum(raw.numpy().data)
+            assert bytes(data) == bytes(raw.numpy().data)
+            addresses |= {address_of(data)} if size else set()
+    assert len(addresses) == 1
+
+
+def test_memory_that_a_late_write_may_still_read_is_left_to_it() -> None:
+    """A WRITE past its deadline cannot be taken back: what it sends then must not be the next payload."""
+    staging = Staging(page_locked=False)
+    first, second = torch.full((64,), 1, dtype=torch.uint8), torch.full((64,), 2, dtype=torch.uint8)
+    late: list[memoryview] = []
+
+    def push() -> None:
+        with staging.holding(first) as (data, _):
+            late.append(data)
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        push()
+    with staging.holding(second) as (data, _):
+        assert set(data) == {2}
+        assert set(late[0]) == {1}
