@@ -64,10 +64,7 @@ class BatchedAttention(nn.Module):
         made, begin = [], 0
         for count, length in self._borders.runs(cu_seqlens):
             end = begin + count * length
-            parts = (
-                each[begin:end].unflatten(0, (count, length)).transpose(1, 2)  # type: ignore[no-untyped-call]
-                for each in (query, key, value)
-            )
+            parts = (each[begin:end].unflatten(0, (count, length)).transpose(1, 2) for each in (query, key, value))
             attended = functional.scaled_dot_product_attention(*parts)
             made.append(attended.transpose(1, 2).reshape(count * length, -1))
             begin = end

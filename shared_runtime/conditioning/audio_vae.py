@@ -1,5 +1,8 @@
 """The audio VAE's encoder in a group: the leader runs it, every rank has the result. Runs in ranks; torch."""
 
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,21 +23,51 @@ class _Mode:
 
 
 class LeaderAudioVae:
-    """The audio VAE's encoder half on the leader alone; `encode` is a collective whose result every rank gets."""
+    """The audio VAE's encoder half on the leader alone; `encode` is a collective whose result every rank gets.
+
+    On a GPU it works on a stream of its own: sounds are many small kernels, which run beside the pictures' large ones.
+    """
 
     def __init__(self, vae: Any | None, comm: RankComm) -> None:
         self._vae = vae
         self._comm = comm
+        self._begun: deque[torch.Tensor] = deque()
+        self._stream: torch.cuda.Stream | None = None
+        if vae is not None and comm.device.type == "cuda":
+            self._stream = torch.cuda.Stream(comm.device)  # type: ignore[no-untyped-call]
         self.config = comm.from_leader(lambda: None if vae is None else vae.config)
+
+    def begin(self, waveforms: Sequence[torch.Tensor]) -> None:
+        """Begin the work of the next calls of `encode`, whose waveforms these are, in order.
+
+        No collective: the leader's GPU gets work that nobody waits for yet, and the other ranks go on with theirs.
+        """
+        self._begun.clear()
+        if self._vae is None:
+            return
+        device = self._comm.device
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            self._begun.extend(self._encoded(each.to(device)) for each in waveforms)
 
     def encode(self, waveform: torch.Tensor, return_dict: bool = True) -> tuple[_Mode]:
         """The latents' mode for a batch of mono waveforms `(channels, 1, samples)`, on every rank."""
         del return_dict
+        return (_Mode(self._comm.from_leader(lambda: self._arrived(waveform))),)
 
-        def encode() -> torch.Tensor:
-            assert self._vae is not None
-            with tensor_float(False):
-                latents: torch.Tensor = self._vae.encode(waveform, return_dict=False)[0].mode()
-            return latents
+    def _arrived(self, waveform: torch.Tensor) -> torch.Tensor:
+        if not self._begun:
+            return self._encoded(waveform)
+        latents = self._begun.popleft()
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._comm.device)
+            current.wait_stream(self._stream)
+            latents.record_stream(current)
+        return latents
 
-        return (_Mode(self._comm.from_leader(encode)),)
+    def _encoded(self, waveform: torch.Tensor) -> torch.Tensor:
+        assert self._vae is not None
+        with tensor_float(False):
+            latents: torch.Tensor = self._vae.encode(waveform, return_dict=False)[0].mode()
+        return latents

@@ -63,7 +63,8 @@ class MediaEncoder:
         held = [weight_bytes(vae) for vae in (video_vae, audio_vae) if vae is not None]
         self.weight_bytes = sum(held)
         """Of what this rank itself holds."""
-        self.components = {"vae": self._visual.vae, "audio_vae": LeaderAudioVae(audio_vae, comm)}
+        self._sounds = LeaderAudioVae(audio_vae, comm)
+        self.components = {"vae": self._visual.vae, "audio_vae": self._sounds}
         """For the pipeline that runs `blocks`."""
         self.blocks = {f"encode_{task.value}": step() for task, step in _STEPS.items()}
 
@@ -96,6 +97,8 @@ class MediaEncoder:
     def encode(self, pipeline: Pipeline, request: EncodeRequest, state: PipelineState, beat: Beat) -> Latents:
         """Encode what `MediaReader` put into `state`; the same on every rank. A collective."""
         if request.task is not Task.T2VA:
+            heard = [each.audio for each in state.get("normalized_references") or () if each.has_audio]
+            self._sounds.begin([waveform[:, None] for waveform in heard])
             self._visual.run(self.blocks[f"encode_{request.task.value}"], pipeline, state, beat)
         visual = tuple(state.get("condition_latents") or ())
         audio = tuple(state.get("audio_condition_latents") or ())
