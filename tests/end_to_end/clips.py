@@ -108,6 +108,7 @@ EQUAL_CLIPS: tuple[Clip, ...] = (
     Clip("ref2va_reordered", "ref2va", "<Picture 1>, <Video 1> and <Audio 2>", (VOICE, VIDEO, PICTURE)),
 )
 """The ten requests of the promise: equal to the reference, bit for bit."""
+ONE_OF_EACH_TASK = [clip for clip in EQUAL_CLIPS if clip.name in ("t2va", "fl2va_both", "ref2va_mixed")]
 
 HARD_MEDIA: tuple[Clip, ...] = (
     Clip(

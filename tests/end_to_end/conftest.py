@@ -76,3 +76,9 @@ def reference(making: Making | None) -> Path:
     assert making is not None
     assert making.process.wait(REFERENCE_S) == 0, making.log.read_text(errors="replace")[-4000:]
     return making.folder
+
+
+@pytest.fixture(scope="session")
+def digests(reference: Path) -> dict[str, dict[str, str]]:
+    """The reference's, by clip."""
+    return dict(json.loads((reference / "digests.json").read_text()))

@@ -29,6 +29,8 @@ STOP_S = 45.0
 GONE_S = 10.0
 """Within this no process of a dead service may be left."""
 FINAL = ("completed", "failed", "cancelled")
+Digest = tuple[object, object]
+"""Of frames and sound."""
 
 
 @dataclass
@@ -211,7 +213,7 @@ class Pair:
         found += [f"slab {path}" for path in self.slabs.rglob("*") if path.is_file()]
         found += [f"temporary {path}" for path in self.temporary_files()]
         found += self.unfinished_files()
-        found += [f"port {service.port} is taken" for service in (self.encoder, self.diffusion) if _taken(service.port)]
+        found += [f"port {each.port} is taken" for each in (self.encoder, self.diffusion) if listens(each.port)]
         return found
 
     def temporary_files(self) -> list[Path]:
@@ -330,6 +332,12 @@ def _stopped_wrongly(service: Service) -> list[str]:
     return [] if code == 0 else [f"{service.package} ended with {code} on TERM"]
 
 
-def _taken(port: int) -> bool:
+def digest_of(video: Mapping[str, object]) -> Digest:
+    """What equal clips share."""
+    return video["frames_sha256"], video["audio_sha256"]
+
+
+def listens(port: int) -> bool:
+    """Whether somebody does, on this machine."""
     with socket.socket() as connection:
         return connection.connect_ex(("127.0.0.1", port)) == 0

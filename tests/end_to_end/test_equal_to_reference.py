@@ -19,12 +19,6 @@ def jobs(pair: Pair, cases: Path) -> dict[str, str]:
     return {clip.name: pair.submit(clip.fields(), clip.parts(cases)) for clip in CLIPS}
 
 
-@pytest.fixture(scope="module")
-def digests(reference: Path) -> dict[str, dict[str, str]]:
-    """The reference's, by clip."""
-    return dict(json.loads((reference / "digests.json").read_text()))
-
-
 @pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: clip.name)
 def test_frames_and_sound_equal_the_reference_bit_for_bit(
     pair: Pair, jobs: dict[str, str], digests: dict[str, dict[str, str]], clip: Clip

@@ -7,7 +7,7 @@ import pytest
 
 from tests.adapters import ARTIFACT, RANK, write_turbo
 from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
-from tests.end_to_end.pair import Pair, make_pair
+from tests.end_to_end.pair import Pair, digest_of, make_pair
 
 pytestmark = pytest.mark.slow
 
@@ -15,10 +15,6 @@ BARE = {"prompt": TEXT.prompt, "size": "64x64", "num_frames": "107", "seed": "5"
 SPELLED = {**BARE, "num_inference_steps": "5", "flow_shift": "6", "extra_params": '{"audio_flow_shift": 3}'}
 REFERENCES = next(clip for clip in EQUAL_CLIPS if clip.name == "ref2va_image")
 FRAMES = next(clip for clip in EQUAL_CLIPS if clip.name == "fl2va_first")
-
-
-def digests(video: dict[str, object]) -> tuple[object, object]:
-    return video["frames_sha256"], video["audio_sha256"]
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +31,16 @@ def turbo(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterato
 @pytest.fixture(scope="module")
 def base(pair: Pair) -> tuple[object, object]:
     """What a service without an adapter makes of the same schedule."""
-    return digests(pair.completed(pair.submit(SPELLED)))
+    return digest_of(pair.completed(pair.submit(SPELLED)))
 
 
 def test_a_bare_request_gets_adapter_and_schedule(turbo: Pair, base: tuple[object, object]) -> None:
     video = turbo.completed(turbo.submit(BARE))
     assert video["lora"] == {"name": ARTIFACT, "scale": 1.0, "modules": 18}
     assert (video["num_inference_steps"], video["forwards"]) == (5, 4)
-    made = digests(video)
+    made = digest_of(video)
     assert made != base
-    assert digests(turbo.completed(turbo.submit({**SPELLED, "lora": ARTIFACT}))) == made
+    assert digest_of(turbo.completed(turbo.submit({**SPELLED, "lora": ARTIFACT}))) == made
 
 
 def test_frames_are_served_and_references_are_not(turbo: Pair, cases: Path) -> None:
@@ -81,7 +77,7 @@ def test_at_scale_0_the_clips_are_those_of_no_adapter(
     with zero.running():
         video = zero.completed(zero.submit(BARE))
         assert video["lora"] == {"name": ARTIFACT, "scale": 0.0, "modules": 18}
-        assert digests(video) == base
+        assert digest_of(video) == base
 
 
 def test_a_wrong_adapter_ends_the_start_with_one_line(tmp_path: Path, checkpoint: Path, cases: Path) -> None:
@@ -118,7 +114,7 @@ def test_a_request_chooses_and_the_next_one_is_as_if_it_had_not(chosen: Pair, ba
     # cases 73 and 75
 
     def made(lora: str | None) -> tuple[object, object]:
-        return digests(chosen.completed(chosen.submit(SPELLED if lora is None else {**SPELLED, "lora": lora})))
+        return digest_of(chosen.completed(chosen.submit(SPELLED if lora is None else {**SPELLED, "lora": lora})))
 
     changed = made("lora_ok")
     assert changed != base
@@ -137,7 +133,7 @@ def test_each_transformer_changes_for_itself(chosen: Pair, cases: Path) -> None:
     fields = {**REFERENCES.fields(), "lora": "lora_ok"}
     plain = chosen.completed(chosen.submit(REFERENCES.fields(), REFERENCES.parts(cases)))
     changed = chosen.completed(chosen.submit(fields, REFERENCES.parts(cases)))
-    assert digests(plain) != digests(changed)
+    assert digest_of(plain) != digest_of(changed)
     assert changed["lora"] == {"name": "lora_ok", "scale": 1.0, "modules": 2}
     limits = chosen.client.get("/v1/limits").json()
     assert (limits["lora"], limits["lora_by_request"]) == (None, True)

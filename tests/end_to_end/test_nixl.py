@@ -9,13 +9,12 @@ import httpx
 import pytest
 
 from tests.end_to_end import processes
-from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
-from tests.end_to_end.pair import Pair, make_pair, nixl_over
+from tests.end_to_end.clips import ONE_OF_EACH_TASK, TEXT
+from tests.end_to_end.pair import Pair, digest_of, make_pair, nixl_over
 
 pytestmark = pytest.mark.slow
 
 CHILD = "shared_runtime.transport.nixl_child"
-CLIPS = [clip for clip in EQUAL_CLIPS if clip.name in ("t2va", "fl2va_both", "ref2va_mixed")]
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +26,11 @@ def nixl(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator
         yield pair
 
 
-def digest(pair: Pair, job: str) -> tuple[object, object]:
-    video = pair.completed(job)
-    return video["frames_sha256"], video["audio_sha256"]
-
-
 def test_nixl_and_shared_memory_make_the_same_clips(nixl: Pair, pair: Pair, cases: Path) -> None:
-    ours = {clip.name: nixl.submit(clip.fields(), clip.parts(cases)) for clip in CLIPS}
-    theirs = {clip.name: pair.submit(clip.fields(), clip.parts(cases)) for clip in CLIPS}
+    ours = {clip.name: nixl.submit(clip.fields(), clip.parts(cases)) for clip in ONE_OF_EACH_TASK}
+    theirs = {clip.name: pair.submit(clip.fields(), clip.parts(cases)) for clip in ONE_OF_EACH_TASK}
     for name in ours:
-        assert digest(nixl, ours[name]) == digest(pair, theirs[name]), name
+        assert digest_of(nixl.completed(ours[name])) == digest_of(pair.completed(theirs[name])), name
 
 
 def test_options_without_effect_are_logged_once_by_each_service(nixl: Pair) -> None:

@@ -10,13 +10,12 @@ import pytest
 
 from tests.end_to_end import processes
 from tests.end_to_end.bad_requests import Bad
-from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
-from tests.end_to_end.pair import Pair, make_pair, nixl_over
+from tests.end_to_end.clips import ONE_OF_EACH_TASK, TEXT
+from tests.end_to_end.pair import Pair, digest_of, make_pair, nixl_over
 from tests.end_to_end.test_text_only import TEXT_ONLY
 
 pytestmark = pytest.mark.slow
 
-CLIPS = [clip for clip in EQUAL_CLIPS if clip.name in ("t2va", "fl2va_both", "ref2va_mixed")]
 BAD = ({"seconds": "2", "num_frames": None}, {"size": "0x64"}, {"extra_params": '{"task": "nope"}'})
 LATEST_S = 20.0
 """For an answer that needs no rank, on a busy machine."""
@@ -40,12 +39,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator
 @pytest.fixture(scope="module")
 def digests(pair: Pair, cases: Path) -> dict[str, tuple[object, object]]:
     """Of the clips of all three tasks, in the full split."""
-    return {clip.name: digest(pair, pair.submit(clip.fields(), clip.parts(cases))) for clip in CLIPS}
-
-
-def digest(pair: Pair, job: str) -> tuple[object, object]:
-    video = pair.completed(job)
-    return video["frames_sha256"], video["audio_sha256"]
+    jobs = {clip.name: pair.submit(clip.fields(), clip.parts(cases)) for clip in ONE_OF_EACH_TASK}
+    return {name: digest_of(pair.completed(job)) for name, job in jobs.items()}
 
 
 def weights(url: str) -> dict[str, int]:
@@ -87,7 +82,7 @@ def test_sixty_bad_requests_beside_two_good_ones(pair: Pair, digests: dict[str, 
         jobs = [job.result() for job in good]
     assert {status for status, _ in answers} == {400}
     assert max(seconds for _, seconds in answers) < LATEST_S
-    assert [digest(pair, job) for job in jobs] == [digests[TEXT.name]] * 2
+    assert [digest_of(pair.completed(job)) for job in jobs] == [digests[TEXT.name]] * 2
     assert [*pair.encoder.rank_pids(), *pair.diffusion.rank_pids()] == ranks
 
 
@@ -96,8 +91,8 @@ def test_both_splits_make_the_same_clips(
 ) -> None:
     (tmp_path / "text.yaml").write_text(TEXT_ONLY.replace("tiny", "tiny_parallel"))
     with running(tmp_path, checkpoint, "text.yaml") as text:
-        jobs = {clip.name: text.submit(clip.fields(), clip.parts(cases)) for clip in CLIPS}
-        assert {name: digest(text, job) for name, job in jobs.items()} == digests
+        jobs = {clip.name: text.submit(clip.fields(), clip.parts(cases)) for clip in ONE_OF_EACH_TASK}
+        assert {name: digest_of(text.completed(job)) for name, job in jobs.items()} == digests
         leader, follower = weights(text.encoder.url).values()
         assert leader == follower, "no encoder rank has a VAE"
 
@@ -106,5 +101,5 @@ def test_nixl_makes_the_same_clips(
     digests: dict[str, tuple[object, object]], tmp_path: Path, checkpoint: Path, cases: Path
 ) -> None:
     with running(tmp_path, checkpoint, nixl_over(tmp_path, "tiny_parallel")) as nixl:
-        jobs = {clip.name: nixl.submit(clip.fields(), clip.parts(cases)) for clip in CLIPS}
-        assert {name: digest(nixl, job) for name, job in jobs.items()} == digests
+        jobs = {clip.name: nixl.submit(clip.fields(), clip.parts(cases)) for clip in ONE_OF_EACH_TASK}
+        assert {name: digest_of(nixl.completed(job)) for name, job in jobs.items()} == digests

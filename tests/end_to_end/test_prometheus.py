@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shared_runtime.gpu_memory import GpuMemory, Memory
 from shared_runtime.metrics import exposition
 from tests.end_to_end.clips import TEXT
-from tests.end_to_end.pair import Pair, free_port
+from tests.end_to_end.pair import Pair, free_port, listens
 from tests.end_to_end.processes import frozen, marked, wait_until
 
 pytestmark = pytest.mark.slow
@@ -130,16 +129,11 @@ def prometheus(pair: Pair, made_up_gpu: int, tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "log").open("w") as log:
         running = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], cwd=tmp_path, stderr=log)
     try:
-        wait_until(lambda: _listens(port), 30, "Prometheus listens")
+        wait_until(lambda: listens(port), 30, "Prometheus listens")
         yield f"http://127.0.0.1:{port}"
     finally:
         running.terminate()
         running.wait(30)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def answered(url: str, query: str) -> bool:

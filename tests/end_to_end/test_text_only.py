@@ -40,12 +40,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator
         yield pair
 
 
-@pytest.fixture(scope="module")
-def digests(reference: Path) -> dict[str, dict[str, str]]:
-    """Of the reference, which the full split equals."""
-    return dict(json.loads((reference / "digests.json").read_text()))
-
-
 @pytest.mark.parametrize("clip", EQUAL_CLIPS, ids=lambda clip: clip.name)
 def test_clips_are_those_of_the_full_split(
     pair: Pair, cases: Path, digests: dict[str, dict[str, str]], clip: Clip

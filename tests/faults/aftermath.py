@@ -9,13 +9,11 @@ import httpx
 
 from diffusion_service.mux import check_clip
 from tests.end_to_end import processes
-from tests.end_to_end.pair import listed
+from tests.end_to_end.pair import Digest, digest_of, listed
 from tests.faults.fleet import Fleet
 from tests.faults.storm import REQUESTS
 from tests.faults.witness import Witness
 
-Digest = tuple[object, object]
-"""Of frames and sound."""
 STATED = {"worker_died", "encoder_unavailable", "transfer_failed", "timeout"}
 """Why a job may fail whose processes are killed."""
 GROWN_API_MIB, GROWN_RANK_MIB = 64.0, 160.0
@@ -23,11 +21,6 @@ GROWN_API_MIB, GROWN_RANK_MIB = 64.0, 160.0
 GROWN_FILES = 24
 SHARED = "shared"
 """Folder in the pair's root where several diffusion services keep files."""
-
-
-def digest_of(video: dict[str, object]) -> Digest:
-    """What two clips of the same request share."""
-    return video["frames_sha256"], video["audio_sha256"]
 
 
 def check_jobs(witness: Witness, client: httpx.Client, digests: list[Digest]) -> Counter[str]:

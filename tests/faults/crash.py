@@ -26,14 +26,12 @@ import httpx
 from shared_runtime.tiny import tiny_checkpoint
 from tests.cases.make_cases import shared_cases
 from tests.end_to_end.clips import FilePart, form
-from tests.end_to_end.pair import make_pair
+from tests.end_to_end.pair import Digest, digest_of, make_pair
 from tests.faults.aftermath import (
     SHARED,
-    Digest,
     check_jobs,
     check_leaks,
     check_removal,
-    digest_of,
     held_files,
     set_strays_aside,
 )

@@ -13,7 +13,7 @@ import pytest
 from shared_runtime.tiny import tiny_checkpoint
 from tests.end_to_end import processes
 from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
-from tests.end_to_end.pair import Pair, make_pair
+from tests.end_to_end.pair import Pair, digest_of, make_pair
 from tests.faults.matrix import GATES, STATED_S, TYPED, Fault, Gates, in_ci, pid_of, service_of, strike, whole
 
 pytestmark = pytest.mark.slow
@@ -75,11 +75,6 @@ def settled(pair: Pair, job: str) -> dict[str, object]:
     return video
 
 
-def digests(video: dict[str, object]) -> tuple[object, object]:
-    """What equal clips share."""
-    return video["frames_sha256"], video["audio_sha256"]
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("phase", ["encoding", "denoising", "decoding"])
 def test_a_job_without_memory_fails_as_that_and_the_next_one_is_as_ever(
@@ -92,7 +87,7 @@ def test_a_job_without_memory_fails_as_that_and_the_next_one_is_as_ever(
     assert failed["error"]["code"] == "out_of_memory", failed["error"]  # type: ignore[index]
     gates.clear()
     spread.wait_ready()
-    assert digests(spread.completed(spread.submit(TEXT.fields()))) == digests(before)
+    assert digest_of(spread.completed(spread.submit(TEXT.fields()))) == digest_of(before)
 
 
 @pytest.mark.parametrize("fault", whole() if ALL else in_ci(), ids=str)
