@@ -19,11 +19,11 @@ from statistics import median
 import httpx
 
 from benchmarks.figures import percentile
+from shared_schema.videos import FINAL
 from tests.end_to_end.clips import Clip, form
 
 P99_RATIO, CPU_RATIO, RANK_RATIO = 5.0, 1.5, 1.1
 EVERY_S = 5.0
-FINAL = ("completed", "failed", "cancelled")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 

@@ -13,13 +13,13 @@ from statistics import correlation, median
 
 import httpx
 
+from shared_schema.videos import FINAL
 from tests.end_to_end.clips import Clip, Medium, form
 
 CORRELATION = 0.95
 POLL_S = 0.01
 WARM_UP = 3
 """Jobs before the first that counts: weights of the stages adapt to what was measured."""
-FINAL = ("completed", "failed", "cancelled")
 REQ_T = Clip("REQ-T", "t2va", "a red ball rolls over grass", seed=1)
 REQ_R = replace(
     REQ_T,

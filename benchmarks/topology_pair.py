@@ -20,6 +20,7 @@ from benchmarks.served import ServedRun, run_job
 from benchmarks.topology_cells import PROMPT, Plan, Tell
 from shared_runtime.gpu_memory import Driver
 from shared_runtime.gpus import installed_gpus
+from shared_schema.videos import FINAL
 from tests.end_to_end.clips import Clip, Medium, form
 from video_client.pair import Pair, PairSettings, free_ports
 from video_client.samples import make_samples
@@ -173,7 +174,7 @@ def _kill_in(client: httpx.Client, plan: Plan, job: Job, phase: str) -> dict[str
 
 def _busy_in(client: httpx.Client, job: Job, phase: str) -> bool:
     video = _video(client, job)
-    if video["status"] in ("completed", "failed", "cancelled"):
+    if video["status"] in FINAL:
         raise RuntimeError(f"{job['id']} is {video['status']} before it was seen in {phase}: {video['error']}")
     return video["phase"] == phase and (phase != "denoising" or (video["step"] or 0) >= 1)
 

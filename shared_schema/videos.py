@@ -11,6 +11,8 @@ from shared_schema.encode import UsedReference
 from shared_schema.tasks import FPS, MAX_SIGMA_POINTS, MIN_SIGMA_POINTS, Task
 
 VideoStatus = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
+FINAL: tuple[VideoStatus, ...] = ("completed", "failed", "cancelled")
+"""A job in one of these changes no more."""
 MAX_OUTPUTS = 10
 """Clips of one job."""
 Phase = Literal["queued", "encoding", "transferring", "denoising", "decoding", "muxing"]

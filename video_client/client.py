@@ -13,12 +13,11 @@ import httpx
 from pydantic import ValidationError
 
 from shared_schema.errors import ErrorBody
-from shared_schema.videos import Video, VideoList, VideoStatus
+from shared_schema.videos import FINAL, Video, VideoList
 from video_client.events import follow
 
 POLL_HEADER = "openai-poll-after-ms"
 POLL_SECONDS = 0.5
-FINAL: tuple[VideoStatus, ...] = ("completed", "failed", "cancelled")
 PAUSE_S = 0.5
 """Between two tries of a patient client."""
 T = TypeVar("T")

@@ -15,9 +15,8 @@ from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.store import JobStore
 from shared_schema.errors import StoreUnavailable
-from shared_schema.videos import VideoStatus
+from shared_schema.videos import FINAL
 
-FINAL: tuple[VideoStatus, ...] = ("completed", "failed", "cancelled")
 COMMENT_S = 15.0
 """A stream says at least this often that it lives."""
 WOKEN_AT_ONCE = 16

@@ -18,6 +18,7 @@ from typing import Self
 
 import httpx
 
+from shared_schema.videos import FINAL
 from tests.end_to_end import processes
 from tests.end_to_end.clips import FilePart, form
 from video_client.pair import free_ports
@@ -28,7 +29,6 @@ STOP_S = 45.0
 """The drain time of 30 s and some."""
 GONE_S = 10.0
 """Within this no process of a dead service may be left."""
-FINAL = ("completed", "failed", "cancelled")
 Digest = tuple[object, object]
 """Of frames and sound."""
 
