@@ -54,9 +54,7 @@ class Room:
         height, width = map(int, arguments.size.split("x"))
         layout = Layout(Task.T2VA, height, width, arguments.frames)
         self.slab = Slab.create(scratch, 64 * 2**20, "room")
-        self._command = self._job(
-            layout, read_json(folder / "transformer" / "config.json").get("text_dim", 5120), scratch
-        )
+        self._command = text_job(layout, folder, scratch, self.slab, points=2)
         settings = rank_settings(arguments, mode, folder, self.slab.path)
         begun = time.perf_counter()
         self._rank = DiffusionRank(comm, settings, Silent())
@@ -68,28 +66,6 @@ class Room:
             "resident_gib": round(facts.weight_bytes / GIB, 2),
             "offloaded_gib": round(facts.offloaded_bytes / GIB, 2),
         }
-
-    def _job(self, layout: Layout, text_dim: int, scratch: Path) -> Generate:
-        random = np.random.default_rng(0)
-        text = torch.from_numpy(random.standard_normal((TOKENS, text_dim))).bfloat16().view(torch.uint16).numpy()
-        empty = np.zeros((0, 96), np.float32), np.zeros((0, 32), np.float32)
-        payload = gather({TEXT: text, ROLES: np.ones(TOKENS, np.int64), VISUAL: empty[0], AUDIO: empty[1]}, layout)
-        landing = self.slab.reserve(payload.manifest.nbytes, "1" * 32, 36_000.0, time.time())
-        sender = ShmSender(scratch)
-        sender.push(landing, payload, checksum=checksum(payload.data))
-        sender.close()
-        return Generate(
-            landing=landing,
-            manifest=payload.manifest,
-            task=layout.task,
-            height=layout.height,
-            width=layout.width,
-            num_frames=layout.num_frames,
-            num_inference_steps=2,
-            flow_shift=12.0,
-            audio_flow_shift=3.0,
-            outputs=(OutputTarget(1, scratch / "clip.mp4"),),
-        )
 
     def _peak(self) -> float:
         if not self._on_gpu:
@@ -133,6 +109,31 @@ class Room:
 
     def _make(self) -> Any:
         return self._rank.handle(self._command, self._task)
+
+
+def text_job(layout: Layout, checkpoint: Path, scratch: Path, slab: Slab, points: int) -> Generate:
+    """A job of so many sigma points whose text, made up, lies in the slab."""
+    random = np.random.default_rng(0)
+    text_dim = read_json(checkpoint / "transformer" / "config.json").get("text_dim", 5120)
+    text = torch.from_numpy(random.standard_normal((TOKENS, text_dim))).bfloat16().view(torch.uint16).numpy()
+    empty = np.zeros((0, 96), np.float32), np.zeros((0, 32), np.float32)
+    payload = gather({TEXT: text, ROLES: np.ones(TOKENS, np.int64), VISUAL: empty[0], AUDIO: empty[1]}, layout)
+    landing = slab.reserve(payload.manifest.nbytes, "1" * 32, 36_000.0, time.time())
+    sender = ShmSender(scratch)
+    sender.push(landing, payload, checksum=checksum(payload.data))
+    sender.close()
+    return Generate(
+        landing=landing,
+        manifest=payload.manifest,
+        task=layout.task,
+        height=layout.height,
+        width=layout.width,
+        num_frames=layout.num_frames,
+        num_inference_steps=points,
+        flow_shift=12.0,
+        audio_flow_shift=3.0,
+        outputs=(OutputTarget(1, scratch / "clip.mp4"),),
+    )
 
 
 def run_one(arguments: argparse.Namespace, mode: str, folder: Path, out: Path) -> None:

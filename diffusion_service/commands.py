@@ -9,6 +9,7 @@ from shared_schema.deploy.model import DiffusionStage
 from shared_schema.deploy.settings import LogFormat, LogLevel
 from shared_schema.encode import EncodeRequest, ShmLanding
 from shared_schema.encoder_output import Manifest
+from shared_schema.quality import StepCache
 from shared_schema.tasks import Task
 from shared_schema.videos import Execution, VideoOutput
 
@@ -74,6 +75,8 @@ class Generate:
     """None: the payload holds all conditions."""
     adapter: Adapter | None = None
     """What the job's transformer gets on top of its weights. None: what it was loaded with."""
+    step_cache: StepCache | None = None
+    """None: every forward runs all blocks."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ class StepDone:
     """Of which clip; they are made in order."""
     seconds: float
     """Since the step before, or since denoising began."""
+    skipped: bool = False
+    """It ended after the first block, see `Generate.step_cache`."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from shared_schema.encode import ShmLanding
 from shared_schema.encoder_output import Manifest
 from shared_schema.errors import AdapterError, JobFailed, RankDied
 from shared_schema.health import RankHealth
+from shared_schema.quality import PROFILES
 from shared_schema.videos import Execution
 
 OnEvent = Callable[[DiffusionEvent], None]
@@ -87,6 +88,7 @@ class Engine:
             outputs=tuple(OutputTarget(plan.seed_of(index), path) for index, path in enumerate(paths)),
             media=media,
             adapter=adapter,
+            step_cache=PROFILES[plan.quality],
         )
         generated = await self._group.run(command, on_event=on_event)  # type: ignore[arg-type]
         assert isinstance(generated, Generated)

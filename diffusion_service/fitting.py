@@ -146,7 +146,7 @@ class Fitter:
             join_qkv(transformer, attend, norm_and_rotate_in_one_pass())
         if self._plan.mode == "module":
             self.park(name, _parts(transformer))
-        return Dit(transformer, modulation, split, self._blocks(transformer))
+        return Dit(transformer, modulation, split, self._blocks(transformer), self._comm.total)
 
     def _blocks(self, transformer: Any) -> Blocks:
         blocks = transformer.transformer_blocks

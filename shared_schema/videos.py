@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from shared_schema.encode import UsedReference
+from shared_schema.quality import Quality, VideoStepCache
 from shared_schema.tasks import FPS, MAX_SIGMA_POINTS, MIN_SIGMA_POINTS, Task
 
 VideoStatus = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
@@ -44,6 +45,8 @@ class VideoOutput(PublicShape):
     """Of the float32 `[2, samples]` waveform as the audio VAE made it, before trimming."""
     bytes: int
     """Size of the MP4."""
+    skipped_forwards: int = 0
+    """Of the job's `forwards`, for `quality: high`."""
 
 
 class Execution(PublicShape):
@@ -113,7 +116,8 @@ class Video(PublicShape):
     """Forwards finished of the output that is being made; None unless it is being denoised."""
     flow_shift: float
     audio_flow_shift: float
-    quality: str = "lossless"
+    quality: Quality = "lossless"
+    step_cache: VideoStepCache | None = None
     error: VideoError | None = None
     references: tuple[UsedReference, ...] = ()
     attempt: int = 1
@@ -381,7 +385,7 @@ class CreateVideo(CallerShape):
     start_time_seconds: Start | None = None
     """For every video and audio reference that says nothing itself."""
     lora: Annotated[LoraChoice, BeforeValidator(_lora)] | None = None
-    quality: Literal["lossless", "high"] | None = None
+    quality: Quality | None = None
     return_stage_metrics: Flag | None = None
     user: Annotated[Text, Field(max_length=512)] | None = None
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = None

@@ -19,6 +19,7 @@ FIELDS = (
     "num_inference_steps",
     "flow_shift",
     "audio_flow_shift",
+    "quality",
     "seed",
 )
 

@@ -5,7 +5,9 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
+from shared_schema.quality import Quality
 from video_client.cli import URL, explain, key_from
 from video_client.client import ClientError, ServiceAway, StillGoing, VideoClient, VideoRequest
 from video_client.progress import ProgressBar
@@ -67,7 +69,7 @@ def _make(client: VideoClient, request: VideoRequest, options: argparse.Namespac
 
 
 def _request(options: argparse.Namespace) -> VideoRequest:
-    names = ("seconds", "size", "aspect_ratio", "num_inference_steps", "seed")
+    names = ("seconds", "size", "aspect_ratio", "num_inference_steps", "seed", "quality")
     fields = {name: value for name in names if (value := getattr(options, name)) is not None}
     frames = [(path, index) for path, index in ((options.image, 0), (options.last, -1)) if path is not None]
     if frames:
@@ -98,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", help="WIDTHxHEIGHT")
     parser.add_argument("--aspect-ratio", help="16:9, 9:16, 1:1, 4:3, 3:4 or 21:9")
     parser.add_argument("--steps", dest="num_inference_steps", help="sigma points, one more than forwards")
+    parser.add_argument(
+        "--quality", choices=get_args(Quality), help="high skips passes that change little: faster, not lossless"
+    )
     parser.add_argument("--seed", help="the same seed makes the same clip; -1 draws one")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where the clip goes (ID.mp4)")
     parser.add_argument("--url", default=URL, help="diffusion service (%(default)s)")

@@ -9,6 +9,7 @@ from diffusion_service.api.limits import ServerLimits
 from diffusion_service.api.lora import shown
 from diffusion_service.api.schema import parameter
 from shared_schema.errors import NotFound
+from shared_schema.quality import PROFILES
 from shared_schema.tasks import (
     ASPECT_RATIOS,
     CANVAS_MULTIPLE,
@@ -111,6 +112,7 @@ def describe(limits: ServerLimits) -> dict[str, object]:
             "flow_shift": defaults.flow_shift,
             "audio_flow_shift": defaults.audio_flow_shift,
         },
+        "qualities": {name: profile and profile.model_dump() for name, profile in PROFILES.items()},
         "lora": shown(limits.lora),
         "lora_by_request": limits.takes_lora,
         "prompt": {"max_tokens": MAX_PROMPT_TOKENS},

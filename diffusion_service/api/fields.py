@@ -146,13 +146,8 @@ def _refuse_not_served(name: str, param: str) -> None:
 
 
 def _check_served(create: CreateVideo) -> None:
-    asked = {
-        "quality": create.quality == "high",
-        "audio_mode": create.audio_mode == "lock_source",
-    }
-    for field, is_asked in asked.items():
-        if is_asked:
-            raise NotServed(f"this value of {field} is not served yet", param=field)
+    if create.audio_mode == "lock_source":
+        raise NotServed("this value of audio_mode is not served yet", param="audio_mode")
 
 
 def _validate(model: type[M], values: object, prefix: str) -> M:

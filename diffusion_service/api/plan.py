@@ -221,6 +221,7 @@ def _common(create: CreateVideo, limits: ServerLimits, drawn: int, lora: ChosenL
         "seed": drawn if seed == -1 else seed,
         "num_outputs": create.num_outputs_per_prompt or 1,
         "lora": None if lora is None else lora.planned,
+        "quality": create.quality or "lossless",
         "user": create.user,
         "return_stage_metrics": create.return_stage_metrics or False,
     }

@@ -37,6 +37,9 @@ class JobAccounts:
             "h3_phase_seconds", "Parts of completed jobs.", ["task", "phase"], buckets=_PHASE_S, registry=registry
         )
         self._forwards = Counter("h3_forwards", "DiT forwards that are finished.", ["task"], registry=registry)
+        self._skipped = Counter(
+            "h3_forwards_skipped", "DiT forwards that ended after their first block.", ["task"], registry=registry
+        )
         self._forward = Histogram(
             "h3_forward_seconds",
             "One DiT forward and its scheduler step, on the leader.",
@@ -53,9 +56,12 @@ class JobAccounts:
         for code in get_args(JobErrorCode):
             self._failures.labels(code)
 
-    def forward(self, task: Task, seconds: float) -> None:
-        """A step of a clip is finished."""
+    def forward(self, task: Task, seconds: float, *, skipped: bool) -> None:
+        """A step of a clip is finished; one that was skipped says nothing about how long a forward takes."""
         self._forwards.labels(task.value).inc()
+        if skipped:
+            self._skipped.labels(task.value).inc()
+            return
         self._forward.labels(task.value).observe(seconds)
 
     def ended(self, job: Job) -> None:

@@ -163,8 +163,8 @@ class Conduct:
             match event:
                 case PayloadTaken():
                     landed.use.release()
-                case StepDone(done, of, output, seconds):
-                    workshop.accounts.forward(job.plan.task, seconds)
+                case StepDone(done, of, output, seconds, skipped):
+                    workshop.accounts.forward(job.plan.task, seconds, skipped=skipped)
                     self._reached("denoising", done, of, output)
                 case SoundDone(output):
                     self._reached("sound", 1, 1, output)
@@ -184,6 +184,10 @@ class Conduct:
             execution=workshop.engine.execution,
             warnings=generated.warnings,
             peak_memory_mb=generated.peak_memory_mb,
+            metrics={
+                "forwards": job.plan.forwards * job.plan.num_outputs,
+                "skipped_forwards": sum(output.skipped_forwards for output in generated.outputs),
+            },
         )
         with span("publish"):
             await asyncio.to_thread(workshop.artifacts.publish, job.id, job.plan.num_outputs)

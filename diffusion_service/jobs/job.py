@@ -16,9 +16,19 @@ from pydantic import BaseModel, ConfigDict
 from diffusion_service.jobs.webhook import Webhook
 from shared_schema.encode import ReferenceKind, UsedReference
 from shared_schema.errors import H3Error, JobErrorCode
+from shared_schema.quality import PROFILES, Quality, VideoStepCache
 from shared_schema.tasks import FPS, Canvas, Task
 from shared_schema.trace import Span
-from shared_schema.videos import Execution, Phase, Video, VideoError, VideoLora, VideoOutput, VideoStatus, VideoWebhook
+from shared_schema.videos import (
+    Execution,
+    Phase,
+    Video,
+    VideoError,
+    VideoLora,
+    VideoOutput,
+    VideoStatus,
+    VideoWebhook,
+)
 
 MAX_ATTEMPTS = 2
 RETRIED: frozenset[str] = frozenset({"worker_died", "transfer_failed"})
@@ -86,6 +96,7 @@ class VideoPlan(Stored):
     encoder_output: str | None = None
     """Name of a safetensors file in the input folder that replaces encoding."""
     lora: PlannedLora | None = None
+    quality: Quality = "lossless"
     user: str | None = None
     return_stage_metrics: bool = False
 
@@ -316,6 +327,8 @@ class Job(Stored):
             step=step,
             flow_shift=plan.flow_shift,
             audio_flow_shift=plan.audio_flow_shift,
+            quality=plan.quality,
+            step_cache=_public_step_cache(plan.quality, result),
             error=_public_error(self.error),
             references=self.references,
             attempt=self.attempt,
@@ -346,6 +359,14 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 def _public_lora(lora: PlannedLora | None) -> VideoLora | None:
     return None if lora is None else VideoLora(name=lora.name, scale=lora.scale, modules=lora.modules)
+
+
+def _public_step_cache(quality: Quality, result: ClipResult | None) -> VideoStepCache | None:
+    profile = PROFILES[quality]
+    if profile is None:
+        return None
+    skipped = None if result is None else sum(output.skipped_forwards for output in result.outputs)
+    return VideoStepCache(**dict(profile), skipped_forwards=skipped)
 
 
 def _public_webhook(webhook: Webhook | None) -> VideoWebhook | None:

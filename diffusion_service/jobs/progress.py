@@ -48,7 +48,7 @@ class Pace:
     """Seconds that a unit of work takes, by stage, as the last jobs had it. The first job has nothing to go by."""
 
     rates: Mapping[tuple[str, Stage], float] = field(default_factory=dict)
-    """By task and stage."""
+    """By task and stage; denoising with skipped forwards has a pace of its own."""
     job_s: float | None = None
     """A whole job."""
 
@@ -67,8 +67,9 @@ class Pace:
         return sum(each * (plan.num_outputs if stage in PER_OUTPUT else 1) for stage, each in expected.items())
 
     def _rate(self, plan: VideoPlan, stage: Stage) -> float | None:
-        """This task's own, else the mean of the others'."""
-        own = self.rates.get((plan.task, stage))
+        """This work's own, else that of this task without loss, else the mean of the others'."""
+        named = (self.rates.get((name, stage)) for name in (_work(plan, stage), plan.task))
+        own = next((rate for rate in named if rate is not None), None)
         others = [rate for (_, named), rate in self.rates.items() if named == stage]
         return own if own is not None else sum(others) / len(others) if others else None
 
@@ -76,7 +77,7 @@ class Pace:
         """This pace after a job was finished: its `stage_durations`, and seconds from start to end."""
         rates = dict(self.rates)
         for stage, seconds in measured(plan, durations).items():
-            name = (str(plan.task), stage)
+            name = (_work(plan, stage), stage)
             rates[name] = _nearer(rates.get(name), seconds / units(plan, stage))
         return Pace(rates, _nearer(self.job_s, whole_s))
 
@@ -86,6 +87,12 @@ def by_its_own_pace(job: Job, now: float) -> float | None:
     if job.started_at is None or job.progress < 1:
         return None
     return round((now - job.started_at) * (100 - job.progress) / job.progress, 1)
+
+
+def _work(plan: VideoPlan, stage: Stage) -> str:
+    """What of a stage takes equally long."""
+    fewer = stage == "denoising" and plan.quality != "lossless"
+    return f"{plan.task} {plan.quality}" if fewer else str(plan.task)
 
 
 def _nearer(before: float | None, newest: float) -> float:

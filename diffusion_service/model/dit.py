@@ -14,6 +14,7 @@ from diffusers.models.transformers.transformer_minimax_h3 import MINIMAX_H3_MODA
 
 from diffusion_service.model.adaln import Modulation, Tables
 from diffusion_service.model.offload import Blocks, ResidentBlocks
+from diffusion_service.model.reuse import FirstBlockCache, Reuse, Total
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,22 @@ class Dit:
     """A transformer partition whose AdaLN projections are `modulation`, over the rows that `split` gives this rank."""
 
     def __init__(
-        self, transformer: Any, modulation: Modulation, split: Split | None = None, blocks: Blocks | None = None
+        self,
+        transformer: Any,
+        modulation: Modulation,
+        split: Split | None = None,
+        blocks: Blocks | None = None,
+        total: Total = tuple,
     ) -> None:
-        """`blocks` are the transformer's; None: they have all their weights where they compute."""
+        """`blocks` are the transformer's; None: they have all their weights where they compute.
+
+        `total` is over all ranks of the group; one rank alone is its own sum.
+        """
         self.transformer = transformer
         self.modulation = modulation
         self.split = split or Whole()
         self.blocks = ResidentBlocks(transformer.transformer_blocks) if blocks is None else blocks
+        self._total: Total = total
 
     @torch.no_grad()
     def warm_up(self, rows: int) -> None:
@@ -106,13 +116,16 @@ class Dit:
         next(iter(self.blocks))(sequence, table, self.split.local(modalities, 0), angles)
 
     @torch.no_grad()
-    def begin(self, text: torch.Tensor, rows: Rows, schedule: Sequence[Moment]) -> "Denoising":
+    def begin(
+        self, text: torch.Tensor, rows: Rows, schedule: Sequence[Moment], reuse: Reuse | None = None
+    ) -> "Denoising":
         """Everything of a request that its steps share. A collective.
 
         Args:
             text: `(1, tokens, text_dim)`, as the encoder made it.
             rows: the packed sequence.
             schedule: its steps, in order.
+            reuse: how blocks may be left out; None: every step runs all of them.
         """
         model, split = self.transformer, self.split
         split.begin(len(rows.position_ids))
@@ -133,7 +146,14 @@ class Dit:
             schedule,
             embedded,
             self.modulation.tables([moment.timesteps for moment in schedule], embedded),
+            None if reuse is None else self._cache(reuse, len(rows.position_ids)),
         )
+
+    def _cache(self, reuse: Reuse, length: int) -> FirstBlockCache:
+        whole = torch.zeros(len(reuse.streams), length, device=reuse.streams[0].device)
+        for stream, denoised in zip(whole, reuse.streams, strict=True):
+            stream[denoised] = 1
+        return FirstBlockCache(reuse.profile, self.split.local(whole, 1), self._total)
 
 
 class Denoising:
@@ -150,6 +170,7 @@ class Denoising:
         schedule: Sequence[Moment],
         embedded: Sequence[torch.Tensor],
         tables: Tables,
+        cache: FirstBlockCache | None,
     ) -> None:
         self._transformer = transformer
         self._split = split
@@ -164,6 +185,12 @@ class Denoising:
         self._modalities = [of_row * MINIMAX_H3_MODALITY_NUM + tags for of_row in self._moments]
         self._embedded = embedded
         self._tables = tables
+        self._cache = cache
+
+    @property
+    def skipped(self) -> int:
+        """Steps so far that ended after the first block."""
+        return 0 if self._cache is None else self._cache.skips.skipped
 
     @torch.no_grad()
     def step(self, number: int, video: torch.Tensor, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,12 +207,24 @@ class Denoising:
             (model.audio_proj_in, audio, rows.audio_indices),
         ):
             packed.index_copy_(1, place, project(latents.to(get_parameter_dtype(project))).to(packed.dtype))
-        hidden_states = split.local(packed, 1)
-        for block, table in zip(self._blocks, self._tables[number], strict=True):
-            hidden_states = block(hidden_states, table, self._modalities[number], self._angles)
+        hidden_states = self._through_blocks(number, split.local(packed, 1))
         hidden_states = model.norm_out(hidden_states, self._embedded[number], self._moments[number])
         hidden_states = hidden_states.to(get_parameter_dtype(model.proj_out))
         return (
             split.gather(model.proj_out(hidden_states), 1).index_select(1, rows.video_indices),
             split.gather(model.audio_proj_out(hidden_states), 1).index_select(1, rows.audio_indices),
         )
+
+    def _through_blocks(self, number: int, hidden_states: torch.Tensor) -> torch.Tensor:
+        cache = self._cache
+        for place, (block, table) in enumerate(zip(self._blocks, self._tables[number], strict=True)):
+            made = block(hidden_states, table, self._modalities[number], self._angles)
+            if cache is not None and place == 0:
+                reused = cache.reuse(hidden_states, made)
+                if reused is not None:
+                    # Blocks that were copied ahead stay where they are, for the next step.
+                    return reused
+            hidden_states = made
+        if cache is not None:
+            cache.keep(hidden_states)
+        return hidden_states

@@ -201,9 +201,9 @@ function facts(video) {
     ["Seed", `${video.seed}`],
     ["Steps", `${video.num_inference_steps}, ${video.forwards} passes`],
     ["Flow shift", `${video.flow_shift}, sound ${video.audio_flow_shift}`],
-    ["Quality", video.quality],
+    ["Quality", qualityText(video)],
     ["Model", video.model],
-    video.lora ? ["LoRA", video.lora] : null,
+    video.lora ? ["LoRA", `${video.lora.name}, scale ${video.lora.scale}`] : null,
     ["Made", new Date(1000 * video.created_at).toLocaleString()],
     video.inference_time_s ? ["Took", timeText(video.inference_time_s)] : null,
     video.expires_at ? ["Kept until", new Date(1000 * video.expires_at).toLocaleDateString()] : null,
@@ -221,6 +221,11 @@ function facts(video) {
     video.references.length ? usedTable(video) : null,
     video.outputs.map((output) => digests(output, video.outputs.length > 1)),
   );
+}
+
+function qualityText({ quality, step_cache: cache, forwards, num_outputs: clips }) {
+  const skipped = cache?.skipped_forwards;
+  return Number.isInteger(skipped) ? `${quality}, ${skipped} of ${forwards * clips} passes skipped` : quality;
 }
 
 const ranOn = (run) =>

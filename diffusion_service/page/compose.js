@@ -207,4 +207,5 @@ const PLACES = {
   num_outputs_per_prompt: "outputs",
   flow_shift: "flowShift",
   audio_flow_shift: "audioFlowShift",
+  quality: "quality",
 };

@@ -20,6 +20,7 @@ export function emptyForm(limits) {
     outputs: "",
     flowShift: "",
     audioFlowShift: "",
+    quality: "",
   };
 }
 
@@ -114,6 +115,7 @@ export async function bodyOf(form, limits) {
     num_outputs_per_prompt: form.outputs,
     flow_shift: form.flowShift,
     audio_flow_shift: form.audioFlowShift,
+    quality: form.quality,
     extra_params: JSON.stringify(extra),
   };
   for (const [name, value] of Object.entries(fields)) if (value !== "") body.append(name, value);
@@ -160,6 +162,7 @@ export function formOf(video, limits) {
     outputs: video.num_outputs > 1 ? String(video.num_outputs) : "",
     flowShift: String(video.flow_shift),
     audioFlowShift: String(video.audio_flow_shift),
+    quality: video.quality === "lossless" ? "" : video.quality,
   };
 }
 

@@ -1,4 +1,4 @@
-// The settings that most clips leave alone: steps, seed, number of clips, flow shifts.
+// The settings that most clips leave alone: steps, seed, number of clips, flow shifts, quality.
 
 import { byId, fill, h, mark } from "./dom.js";
 import { icon } from "./icons.js";
@@ -32,6 +32,22 @@ export function makeSettings(limits, change) {
     number("outputs", "Clips", "1"),
     number("flowShift", "Flow shift", `${defaults.flow_shift}`),
     number("audioFlowShift", "Audio flow shift", `${defaults.audio_flow_shift}`),
+    quality(change),
+  );
+}
+
+function quality(change) {
+  const input = h("input", {
+    id: "quality",
+    type: "checkbox",
+    "aria-describedby": "quality-note",
+    on: { change: () => change({ quality: input.checked ? "high" : "" }) },
+  });
+  return h(
+    "div",
+    { class: "field" },
+    h("span", { class: "inline" }, input, h("label", { for: "quality" }, "Skip passes that change little")),
+    h("p", { class: "note", id: "quality-note" }, "Faster from some ten passes on, and not lossless."),
   );
 }
 
@@ -64,5 +80,6 @@ export function renderSettings(form, limits, problems) {
     if (input.value !== form[name]) input.value = form[name];
     mark(input, byId(`${name}-note`), problems[name], notes[name]);
   }
+  byId("quality").checked = form.quality === "high";
   if (NAMES.some((name) => problems[name])) byId("more").open = true;
 }

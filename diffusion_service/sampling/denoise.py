@@ -1,9 +1,10 @@
 """The denoising loop: our forward, diffusers' scheduler step, progress and cancel between. Diffusion ranks; torch."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
+from diffusers.modular_pipelines import BlockState, ModularPipelineBlocks, PipelineState
 from diffusers.modular_pipelines.minimax_h3.decoders import MiniMaxH3AfterDenoiseStep
 from diffusers.modular_pipelines.minimax_h3.denoise import (
     MiniMaxH3DenoiseLoopWrapper,
@@ -13,12 +14,26 @@ from diffusers.modular_pipelines.minimax_h3.denoise import (
 )
 
 from diffusion_service.model.dit import Dit, Moment, Rows
+from diffusion_service.model.reuse import Reuse
 from shared_runtime.conditioning.blocks import Pipeline, run_block
 from shared_schema.errors import JobFailed
+from shared_schema.quality import StepCache
 from shared_schema.tasks import Task
 
-OnStep = Callable[[int, int], None]
-"""Called after each finished step with how many are done, of how many; may raise to stop."""
+OnStep = Callable[[int, int, bool], None]
+"""Called after each finished step: how many are done, of how many, and whether this one was skipped. May raise to stop.
+"""
+
+
+class Denoised(NamedTuple):
+    """A clip's latents, normalised, equal on every rank."""
+
+    video: torch.Tensor
+    """`(1, 24, T, H, W)`."""
+    audio: torch.Tensor
+    """`(2, 32, latents)`."""
+    skipped: int
+    """Forwards that ended after the first block."""
 
 
 class Denoiser:
@@ -37,22 +52,34 @@ class Denoiser:
         return (self._loop, self._after)
 
     @torch.no_grad()
-    def run(self, pipeline: Pipeline, state: PipelineState, on_step: OnStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """All steps; the clip's latents, `(1, 24, T, H, W)` and `(2, 32, latents)`, normalised, equal on every rank."""
+    def run(
+        self, pipeline: Pipeline, state: PipelineState, on_step: OnStep, step_cache: StepCache | None = None
+    ) -> Denoised:
+        """All steps, those that `step_cache` lets be skipped after their first block. A collective."""
         inner = self._loop.get_block_state(state)
         schedule = [Moment(timesteps, of_row) for timesteps, of_row in inner.row_timestep_plan]
         rows = Rows.from_layout(inner.denoiser_input_fields)
-        denoising = self._dit.begin(inner.prompt_embeds, rows, schedule)
+        reuse = None if step_cache is None else Reuse(step_cache, _denoised_rows(inner, rows))
+        denoising, skipped = self._dit.begin(inner.prompt_embeds, rows, schedule, reuse), 0
         for index, timestep in enumerate(inner.timesteps):
             inner.noise_pred, inner.audio_noise_pred = denoising.step(
                 index, inner.latents[None], inner.audio_latents[None]
             )
             self._update(pipeline, inner, index, timestep)
             _finish(inner.latents)
-            on_step(index + 1, len(schedule))
+            before, skipped = skipped, denoising.skipped
+            on_step(index + 1, len(schedule), skipped > before)
         self._loop.set_block_state(state, inner)
         run_block(self._after, pipeline, state)
-        return state.get("latents"), state.get("audio_latents")
+        return Denoised(state.get("latents"), state.get("audio_latents"), skipped)
+
+
+def _denoised_rows(inner: BlockState, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of picture and of sound, without the conditions, which come first in each."""
+    return (
+        rows.video_indices[inner.num_condition_video_rows :],
+        rows.audio_indices[inner.num_condition_audio_rows :],
+    )
 
 
 def not_finite(video: torch.Tensor, audio: torch.Tensor) -> JobFailed | None:

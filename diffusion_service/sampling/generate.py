@@ -116,7 +116,7 @@ class Generator:
             with timings.of("prepare"):
                 steps = self._prepare[command.task]
                 state = prepare(pipeline, steps, command, target.seed, conditions, blocks, keyframes)
-            recorded = self._make(command, index, pipeline, state, timings, tell, beat)
+            recorded, skipped = self._make(command, index, pipeline, state, timings, tell, beat)
             outputs.append(
                 VideoOutput(
                     index=index,
@@ -124,6 +124,7 @@ class Generator:
                     frames_sha256=recorded.frames_sha256,
                     audio_sha256=recorded.audio_sha256,
                     bytes=recorded.size,
+                    skipped_forwards=skipped,
                 )
             )
             prefix = f"output {index}: " if len(command.outputs) > 1 else ""
@@ -139,13 +140,16 @@ class Generator:
         timings: Timings,
         tell: Tell,
         beat: Beat,
-    ) -> Recorded:
-        """One clip from its prepared state."""
+    ) -> tuple[Recorded, int]:
+        """One clip from its prepared state, and how many of its forwards were skipped."""
         with timings.of("denoise"):
             self._turns.take(partition_of(command.task))
             watch = _StopWatch()
-            video, audio = self._denoisers[command.task].run(
-                pipeline, state, lambda done, of: tell(StepDone(done, of, output, watch.lap()))
+            video, audio, skipped = self._denoisers[command.task].run(
+                pipeline,
+                state,
+                lambda done, of, skipped: tell(StepDone(done, of, output, watch.lap(), skipped)),
+                command.step_cache,
             )
             self._comm.agree(not_finite(video, audio))
         self._turns.take(DECODERS)
@@ -162,7 +166,7 @@ class Generator:
                     tell(ClipDone(min(index + 1, total), total, output))
             tell(Muxing(output))
             with timings.of("mux"):
-                return recording.finish()
+                return recording.finish(), skipped
 
     def _decode_sound(self, latents: torch.Tensor, beat: Beat) -> torch.Tensor | None:
         """The waveform on the leader, None elsewhere."""

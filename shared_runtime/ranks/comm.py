@@ -124,6 +124,15 @@ class RankComm:
         dist.all_reduce(seen, op=dist.ReduceOp.MAX, group=self._world)
         return bool(seen.item())
 
+    def total(self, values: Sequence[float]) -> tuple[float, ...]:
+        """The sums over all ranks, added up in one order: the same bits on each. A collective."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        if self.world_size == 1:
+            return tuple(mine.tolist())
+        every = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(every, mine, group=self._world)
+        return tuple(map(sum, zip(*(each.tolist() for each in every), strict=True)))
+
     def from_leader(self, make: Callable[[], T]) -> T:
         """What `make` returns on the leader, on every rank; tensors and arrays in it travel as they are. A collective.
 

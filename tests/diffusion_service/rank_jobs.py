@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from diffusion_service.adapters.adapter import Adapter
-from diffusion_service.commands import DiffusionRankSettings, Generate, Generated, OutputTarget
+from diffusion_service.commands import DiffusionRankSettings, Generate, Generated, OutputTarget, StepDone
 from diffusion_service.sampling.denoise import Denoiser
 from diffusion_service.worker import DiffusionRank
 from shared_runtime.ranks.comm import RankComm
@@ -26,6 +26,7 @@ from shared_schema.deploy.load import load_deployment
 from shared_schema.encode import ShmLanding
 from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL, Manifest
 from shared_schema.layout import Block, BlockKind, Layout
+from shared_schema.quality import StepCache
 from shared_schema.tasks import Task
 from tests.ranks import Ranks
 
@@ -56,6 +57,8 @@ class Made:
     video: torch.Tensor
     audio: torch.Tensor
     generated: Generated
+    skipped: tuple[bool, ...]
+    """By step, as the leader told it."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +103,20 @@ class Shop:
         steps: int = 2,
         adapter: Adapter | None = None,
         requested: Adapter | None = None,
+        step_cache: StepCache | None = None,
+        only: frozenset[Task] = frozenset(Task),
     ) -> Outcome:
-        """One job of each task, by ranks that are loaded as `stage` of the tiny preset says.
+        """One job of each task in `only`, by ranks that are loaded as `stage` of the tiny preset says.
 
         Both adapters are for t2va and fl2va: with `adapter`, which is merged, no other task is made; `requested` comes
         with the jobs that it is for.
         """
         diffusion = load_deployment("tiny", json.dumps({"1": stage})).diffusion
-        tasks = set(Task) if adapter is None else {Task.T2VA, Task.FL2VA}
+        tasks = only if adapter is None else only - {Task.REF2VA}
         settings = DiffusionRankSettings(
             checkpoint=tiny_checkpoint(),
             stage=diffusion,
-            tasks=frozenset(tasks),
+            tasks=tasks,
             slab_folder=self._folder,
             slab=self.slab.path,
             log_level="warning",
@@ -122,6 +127,7 @@ class Shop:
         mesh = Mesh(parallel.tensor_parallel_size, parallel.ulysses_degree)
         commands = [self._command(task, steps) for task in Task if task in tasks]
         commands = [each if each.task is Task.REF2VA else replace(each, adapter=requested) for each in commands]
+        commands = [replace(each, step_cache=step_cache) for each in commands]
         made = self._ranks.run(mesh, JOBS, settings, commands)
         assert isinstance(made, Outcome)
         return made
@@ -146,12 +152,30 @@ def jobs(comm: RankComm, task: TaskHandle, settings: DiffusionRankSettings, comm
     rank = DiffusionRank(comm, settings, task.beater)
     clips = {}
     for command in commands:
-        with _latents() as seen:
+        with _latents() as seen, _events(task) as told:
             generated = rank.handle(command, task)
         assert isinstance(generated, Generated)
         (output,) = generated.outputs
-        clips[command.task] = Made((output.frames_sha256, output.audio_sha256), *seen, generated)
+        clips[command.task] = Made((output.frames_sha256, output.audio_sha256), *seen, generated, tuple(told))
     return Outcome(clips, rank.facts)
+
+
+@contextmanager
+def _events(task: TaskHandle) -> Iterator[list[bool]]:
+    """Which steps were skipped, in their order."""
+    seen: list[bool] = []
+    report = task.report
+
+    def heard(event: object) -> None:
+        if isinstance(event, StepDone):
+            seen.append(event.skipped)
+        report(event)
+
+    task.report = heard  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        task.report = report  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -32,10 +32,15 @@ def sent(service: Service) -> list[bytes]:
 def test_the_clip_is_in_its_file(service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ready(service)
     clip = tmp_path / "out.mp4"
-    assert main(["a red ball", "--url", service.url, "--seconds", "8", "--steps", "9", "-o", str(clip)]) == 0
+    assert (
+        main(
+            ["a red ball", "--url", service.url, "--seconds", "8", "--steps", "9", "--quality", "high", "-o", str(clip)]
+        )
+        == 0
+    )
     assert clip.read_bytes() == b"mp4"
     assert f"{clip}  3 bytes" in capsys.readouterr().out
-    assert b"seconds=8&num_inference_steps=9" in sent(service)[0]
+    assert b"seconds=8&num_inference_steps=9&quality=high" in sent(service)[0]
 
 
 def test_frames_and_references_become_their_tasks(service: Service, tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ def test_limits_hold(tmp_path: Path) -> None:
             (steps["max"] + 1, 400),
         ):
             assert (await served.post({"prompt": "x", "num_inference_steps": count})).status_code == status
+        for quality, profile in limits["qualities"].items():
+            video = (await served.post({"prompt": "x", "quality": quality})).json()
+            assert (video["quality"], video["step_cache"] is None) == (quality, profile is None)
+        assert set(limits["qualities"]) == {"lossless", "high"}
 
     serve(tmp_path, body)
 

@@ -153,9 +153,13 @@ def test_neutral_values_are_accepted() -> None:
         ("generate_sound", "true"),
         ("enable_frame_interpolation", False),
         ("audio_mode", "native"),
-        ("quality", "lossless"),
         ("num_outputs_per_prompt", "1"),
     )
+
+
+@pytest.mark.parametrize("quality", ["lossless", "high"])
+def test_both_qualities_are_served(quality: str) -> None:
+    assert fields(("quality", quality)).create.quality == quality
 
 
 def test_half_a_surrogate_pair_is_no_text() -> None:  # case 71

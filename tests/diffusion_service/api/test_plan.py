@@ -51,6 +51,11 @@ def test_a_prompt_alone_gets_the_defaults() -> None:  # case 26
     assert (made.model, made.task, made.height, made.width, made.num_frames) == ("tiny", Task.T2VA, 768, 1344, 124)
     assert (made.num_inference_steps, made.flow_shift, made.audio_flow_shift, made.seed) == (4, 12.0, 3.0, 42)
     assert (made.keyframes, made.references, made.prompt) == ((), (), "x")
+    assert made.quality == "lossless"
+
+
+def test_a_quality_is_kept() -> None:
+    assert plan(quality="high").quality == "high"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from diffusion_service.jobs.memory import MemoryJobStore
 from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.workshop import RunnerRules
 from shared_schema.errors import StoreUnavailable
+from shared_schema.quality import Quality
 from shared_schema.tasks import Task
 from shared_schema.trace import Span
 from shared_schema.videos import Execution, VideoOutput
@@ -100,14 +101,17 @@ class HeldEngine:
             hear(PayloadTaken())
             made = []
             for index, path in enumerate(paths):
-                steps = (StepDone(1, 2, index, 0.5), StepDone(2, 2, index, 0.5))
+                skips = plan.quality == "high"
+                steps = (StepDone(1, 2, index, 0.5), StepDone(2, 2, index, 0.5, skips))
                 for event in (*steps, ClipDone(1, 2, index), ClipDone(2, 2, index), Muxing(index)):
                     await self.gate.wait()
                     hear(event)
                     await asyncio.sleep(0)
                 path.write_bytes(b"clip")
                 digests = {"frames_sha256": "f" * 64, "audio_sha256": "a" * 64}
-                made.append(VideoOutput(index=index, seed=plan.seed_of(index), bytes=4, **digests))
+                made.append(
+                    VideoOutput(index=index, seed=plan.seed_of(index), bytes=4, skipped_forwards=int(skips), **digests)
+                )
             return Generated(tuple(made), {"denoise": 1.0}, (), None)
         finally:
             self.at_work.remove(landing)
@@ -148,7 +152,9 @@ class Stage:
         self.handover.gate.set()
         self.engine.gate.set()
 
-    async def add(self, *, priority: int = 0, key: str | None = None, outputs: int = 1) -> str:
+    async def add(
+        self, *, priority: int = 0, key: str | None = None, outputs: int = 1, quality: Quality = "lossless"
+    ) -> str:
         """One more job with one input file."""
         plan = VideoPlan(
             model="tiny",
@@ -162,6 +168,8 @@ class Stage:
             audio_flow_shift=3,
             seed=1,
             num_outputs=outputs,
+            quality=quality,
+            return_stage_metrics=True,
         )
         job_id = f"video_{next(self._ids):032x}"
         upload = self.artifacts.open_upload()

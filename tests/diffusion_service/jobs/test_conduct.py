@@ -181,6 +181,30 @@ def test_jobs_are_counted_by_their_end_and_forwards_as_they_are_done(tmp_path: P
     play(tmp_path, scenario)
 
 
+def test_skipped_forwards_are_finished_ones_and_the_job_says_how_many(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.open()
+        job = await stage.add(outputs=2, quality="high")
+        before = (await stage.job(job)).video()
+        assert before.step_cache is not None
+        assert (before.quality, before.step_cache.skipped_forwards) == ("high", None)
+        video = (await stage.final(job)).video()
+        assert (video.status, video.progress) == ("completed", 100)
+        assert video.step_cache is not None
+        assert (video.step_cache.profile, video.step_cache.skipped_forwards) == ("first-block", 2)
+        assert [output.skipped_forwards for output in video.outputs] == [1, 1]
+        assert video.metrics == {"forwards": 4, "skipped_forwards": 2}
+        lossless = (await stage.final(await stage.add())).video()
+        assert (lossless.quality, lossless.step_cache) == ("lossless", None)
+        assert lossless.metrics == {"forwards": 2, "skipped_forwards": 0}
+        seen = exposition(stage.registry).decode()
+        assert 'h3_forwards_total{task="t2va"} 6.0' in seen
+        assert 'h3_forwards_skipped_total{task="t2va"} 2.0' in seen
+        assert 'h3_forward_seconds_count{task="t2va"} 4.0' in seen
+
+    play(tmp_path, scenario)
+
+
 def test_a_job_that_fails_says_where_its_time_went(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         stage.open()

@@ -199,6 +199,30 @@ def test_another_task_begins_with_what_the_first_one_taught() -> None:
     assert pace.whole(PLAN.model_copy(update={"task": Task.REF2VA})) == pytest.approx(15.0)
 
 
+def test_skipped_forwards_have_a_pace_of_their_own() -> None:
+    high = PLAN.model_copy(update={"quality": "high"})
+    pace = Pace().learned(PLAN, DURATIONS, 15.0)
+    assert pace.whole(high) == pytest.approx(15.0)  # nothing better is known
+    pace = pace.learned(high, {**DURATIONS, "denoise": 3.5}, 11.0)
+    assert (pace.whole(PLAN), pace.whole(high)) == (pytest.approx(15.0), pytest.approx(11.0))
+    other = PLAN.model_copy(update={"task": Task.REF2VA})
+    taught = pace.learned(other, {**DURATIONS, "denoise": 15.5}, 23.0)
+    assert taught.whole(other.model_copy(update={"quality": "high"})) == pytest.approx(23.0)
+
+
+def test_progress_is_straight_where_every_other_forward_is_skipped() -> None:
+    # the first four are computed, then each second one takes hardly any time
+    plan = PLAN.model_copy(update={"num_inference_steps": 50, "quality": "high"})
+    course, now, seen = Course.begin(Pace().learned(plan, DURATIONS, 15.0), plan, 0.0), 1.0, []
+    course = course.reached("denoising", 0, 49, 0, now)
+    for done in range(1, 50):
+        now += 0.02 if done > 4 and done % 2 else 1.0
+        course = course.reached("denoising", done, 49, 0, now)
+        seen.append((now, course.percent))
+    assert correlation(seen) > 0.99
+    assert [percent for _, percent in seen] == sorted(percent for _, percent in seen)
+
+
 def test_the_pace_adapts_to_a_machine_that_became_slower() -> None:
     pace = Pace().learned(PLAN, DURATIONS, 15.0)
     slow = {name: 3 * seconds for name, seconds in DURATIONS.items()}
