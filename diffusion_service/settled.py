@@ -21,6 +21,7 @@ from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_runtime.stored import MEDIA_ENCODERS, component_folder, read_json
 from shared_schema.deploy.model import Deployment, DiffusionStage
 from shared_schema.deploy.offload import offload_of
+from shared_schema.deploy.quantization import check_ignored
 from shared_schema.deploy.settings import (
     DiffusionSettings,
     Partition,
@@ -40,6 +41,8 @@ RANKS = "diffusion_service.worker:main"
 
 ALWAYS_NEEDED: frozenset[Component] = frozenset({"vae_decoder", "audio_vae_decoder", "scheduler", "audio_scheduler"})
 
+RELEASED_BLOCKS = 50
+"""Of a transformer, where its configuration says nothing."""
 PARTITION_BYTES = 66_300_000_000
 """Of one released transformer."""
 ADALN_BYTES = 26_000_000_000
@@ -178,6 +181,7 @@ def settle(settings: DiffusionSettings, gpus: tuple[Gpu, ...]) -> Settled:
     contract = startup_contract(settings.lora_path)
     partitions = _partitions(settings.task_type, settings.deployment, contract, gpus)
     checkpoint, partitions = _present(settings, partitions)
+    _check_quantization(settings.deployment.diffusion, checkpoint, partitions)
     tasks = tasks_served(partitions)
     if settings.task_type == "auto" or contract is not None:
         logger.info("task type %s serves %s", settings.task_type, ", ".join(sorted(tasks)))
@@ -231,6 +235,16 @@ def _present(
             raise
         logger.warning("task type auto: both transformers fit, but one is not there: %s", error)
         return _checkpoint(settings.model, settings.deployment, partitions[:1]), partitions[:1]
+
+
+def _check_quantization(stage: DiffusionStage, checkpoint: Checkpoint, partitions: Collection[Partition]) -> None:
+    """Names of layers are those of the transformers that will be loaded."""
+    quantization = stage.diffusion_quantization_config
+    if quantization is None:
+        return
+    for partition in partitions:
+        config = read_json(component_folder(checkpoint.path, partition) / "config.json")
+        check_ignored(quantization.transformer.ignored_layers, int(config.get("num_layers", RELEASED_BLOCKS)))
 
 
 def _startup_lora(

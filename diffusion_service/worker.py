@@ -177,16 +177,24 @@ class DiffusionRank:
 def _execution(
     stage: DiffusionStage, device: torch.device, precision: Precision, dtype: torch.dtype, attention: AttentionBackend
 ) -> Execution:
-    products = "" if stage.diffusion_quantization_config is None else " with fp8 products"
     return Execution(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch=str(torch.__version__),
         tp=stage.parallel_config.tensor_parallel_size,
         ulysses=stage.parallel_config.ulysses_degree,
-        precision=f"dit {str(dtype).removeprefix('torch.')}{products}, vae decode {precision}",
+        precision=f"dit {str(dtype).removeprefix('torch.')}{_products(stage)}, vae decode {precision}",
         attention=attention,
         load_format=stage.load_format,
     )
+
+
+def _products(stage: DiffusionStage) -> str:
+    """What is quantized, and what of that is left as it is."""
+    quantization = stage.diffusion_quantization_config
+    if quantization is None:
+        return ""
+    ignored = ", ".join(quantization.transformer.ignored_layers)
+    return f" with fp8 products{f' but in {ignored}' if ignored else ''}"
 
 
 def build(comm: RankComm, settings: object, beater: Beater) -> DiffusionRank:

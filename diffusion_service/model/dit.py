@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from diffusers.models.modeling_utils import get_parameter_dtype
 from diffusers.models.transformers.transformer_minimax_h3 import MINIMAX_H3_MODALITY_NUM
+from torch import nn
 
 from diffusion_service.model.adaln import Modulation, Tables
 from diffusion_service.model.offload import Blocks, ResidentBlocks
@@ -96,9 +97,9 @@ class Dit:
 
     @torch.no_grad()
     def warm_up(self, rows: int) -> None:
-        """Compile the blocks, before anybody waits for it: one block over `rows` rows serves the others too.
+        """Compile the blocks, before anybody waits for it: one block over `rows` rows serves all of its kind.
 
-        A collective.
+        A collective. Kinds differ where FP8 leaves some blocks as they are.
 
         With the longest sequence that there will be, because indices past 2^31 elements are another graph, which
         serves shorter sequences as well.
@@ -113,7 +114,13 @@ class Dit:
         self.split.begin(rows)
         sequence = self.split.local(torch.zeros(1, rows, hidden, **like), 1)
         angles = (self.split.local(angles[0], 0), self.split.local(angles[1], 0))
-        next(iter(self.blocks))(sequence, table, self.split.local(modalities, 0), angles)
+        left = {_kind(block) for block in model.transformer_blocks}
+        for block in self.blocks:
+            if (kind := _kind(block)) in left:
+                block(sequence, table, self.split.local(modalities, 0), angles)
+                left.remove(kind)
+            if not left:
+                break
 
     @torch.no_grad()
     def begin(
@@ -154,6 +161,11 @@ class Dit:
         for stream, denoised in zip(whole, reuse.streams, strict=True):
             stream[denoised] = 1
         return FirstBlockCache(reuse.profile, self.split.local(whole, 1), self._total)
+
+
+def _kind(block: nn.Module) -> tuple[type[nn.Module], ...]:
+    """Blocks of one kind are one graph."""
+    return tuple(type(module) for module in block.modules())
 
 
 class Denoising:

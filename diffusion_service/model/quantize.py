@@ -6,7 +6,6 @@ embeddings, timestep and output projections, AdaLN, text refiner and VAEs are un
 """
 
 import logging
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from torch._C._distributed_c10d import _resolve_process_group
 
 from shared_runtime.sharding import RowParallelLinear
+from shared_schema.deploy.quantization import KEY, takes
 from shared_schema.errors import DeployError
 
 logger = logging.getLogger(__name__)
@@ -26,13 +26,6 @@ SMALLEST_AMAX = 1e-12
 WIDTH_UNIT = 16
 """Both widths of a weight are multiples of it, or no kernel takes them."""
 FIRST_WITH_FP8 = (8, 9)
-KEY = "stages[1].diffusion_quantization_config"
-
-_TOGETHER = ("attn.to_q", "attn.to_k", "attn.to_v")
-"""One product on one GPU."""
-LINEARS = (*_TOGETHER, "attn.to_out.0", "ff.net.0.proj", "ff.net.2")
-"""Of every main block."""
-_BLOCKS = "transformer_blocks."
 
 
 def check_device(device: torch.device) -> None:
@@ -120,7 +113,7 @@ class Quantizer:
     def place(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """What the module keeps of a weight, on the same device; see `shared_runtime.weights.Place`."""
         module = name.removesuffix(".weight")
-        if not self._takes(module):
+        if not takes(module, self._ignored):
             return weight
         kept, self._scales[module] = quantized(weight)
         return kept
@@ -129,13 +122,9 @@ class Quantizer:
         """Make the linears whose weights were quantized compute with them.
 
         Raises:
-            DeployError: an ignored layer is none, a width is not a multiple of 16, or a scale is no scale.
+            DeployError: a width is not a multiple of 16, or a scale is no scale.
         """
-        names = [name for name, _ in transformer.named_modules() if _is_candidate(name)]
-        for pattern in self._ignored:
-            if not any(_matches(pattern, name) for name in names):
-                known = ", ".join(LINEARS)
-                raise DeployError(f"{KEY}: ignored_layers: {pattern!r} is no layer that fp8 takes: they are {known}")
+        could = sum(takes(name, ()) for name, _ in transformer.named_modules())
         for module, scale in self._scales.items():
             linear = transformer.get_submodule(module)
             for width in linear.weight.shape:
@@ -146,24 +135,8 @@ class Quantizer:
             group = linear.group if isinstance(linear, RowParallelLinear) else None
             transformer.set_submodule(module, Fp8Linear(linear.weight.detach(), scale, group))
         check_scales(transformer)
-        logger.info("fp8: %d linears quantized, %d left as they are", len(self._scales), len(names) - len(self._scales))
+        logger.info("fp8: %d linears quantized, %d left as they are", len(self._scales), could - len(self._scales))
         self._scales = {}
-
-    def _takes(self, module: str) -> bool:
-        if not _is_candidate(module):
-            return False
-        block = module.split(".attn.")[0]
-        shared = [f"{block}.{each}" for each in _TOGETHER]
-        together = shared if module in shared else [module]
-        return not any(_matches(pattern, each) for pattern in self._ignored for each in together)
-
-
-def _is_candidate(module: str) -> bool:
-    return module.startswith(_BLOCKS) and module.split(".", 2)[-1] in LINEARS
-
-
-def _matches(pattern: str, module: str) -> bool:
-    return fnmatchcase(f".{module}.", f"*.{pattern}.*")
 
 
 def check_scales(transformer: Any) -> None:

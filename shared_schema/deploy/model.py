@@ -227,7 +227,8 @@ class Quantization(Settings):
 class LayerOffload(Settings):
     """Layer-mode options of the transformer."""
 
-    weight_transfer: Literal["allgather", "rank-local"] = "rank-local"
+    weight_transfer: Literal["allgather", "rank-local"] | None = None
+    """Of distributed layerwise offload. None: plain layerwise, or rank-local where blocks are resident."""
     resident_layers: int = Field(default=0, ge=0)
 
 

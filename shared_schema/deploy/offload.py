@@ -28,7 +28,7 @@ def offload_of(stage: DiffusionStage) -> OffloadPlan:
     if compact is not None:
         layer = compact.layer_options.dit
         gathered = layer.weight_transfer == "allgather"
-        distributed = gathered or layer.resident_layers > 0
+        distributed = layer.weight_transfer is not None or layer.resident_layers > 0
         return OffloadPlan(compact.mode, distributed, gathered, layer.resident_layers, compact.pin_memory)
     if stage.enable_distributed_layerwise_offload:
         return OffloadPlan("layer", True, stage.dlo_use_allgather, stage.dlo_resident_layers)

@@ -8,6 +8,7 @@ import pytest
 from diffusion_service.cli import FLAGS, PROGRAM, check_startable, diffusion_settings, own_deployment
 from diffusion_service.keys import Caller, KeyRing
 from diffusion_service.keys_command import run_keys
+from diffusion_service.settled import settle
 from shared_runtime.command_line import read_command
 from shared_schema.deploy.settings import DiffusionSettings
 from shared_schema.errors import DeployError
@@ -234,3 +235,15 @@ def test_fp8_is_refused_where_requests_choose_adapters(tmp_path: Path) -> None:
     check_startable(settings(*arguments), {})
     with pytest.raises(DeployError, match=r"service\.lora_roots does not go with fp8 quantization: "):
         check_startable(settings(*arguments, "--quantization", "fp8"), {})
+
+
+@pytest.mark.parametrize("task_type", ["fl2va", "ref2va", "combined"])
+def test_a_layer_to_ignore_that_the_checkpoint_has_not_stops_the_start_before_weights_are_read(task_type: str) -> None:
+    def ignoring(*layers: str) -> DiffusionSettings:
+        fp8 = {"transformer": {"method": "fp8", "ignored_layers": layers}}
+        overrides = json.dumps({"1": {"quantization_config": fp8}})
+        return settings(*TINY, "--task-type", task_type, "--stage-overrides", overrides)
+
+    assert settle(ignoring("to_out", "transformer_blocks.1"), ()).tasks
+    with pytest.raises(DeployError, match=r"'transformer_blocks\.2' is no layer .* of transformer_blocks\.0 to 1"):
+        settle(ignoring("to_out", "transformer_blocks.2"), ())

@@ -69,6 +69,8 @@ def test_every_choice_is_found_in_a_deploy_file() -> None:
         ({"mode": "module"}, c.CPU_OFFLOAD),
         ({"mode": "layer"}, c.LAYERWISE),
         ({"mode": "layer", "layer_options": {"dit": {"weight_transfer": "allgather"}}}, c.GATHERED),
+        ({"mode": "layer", "layer_options": {"dit": {"weight_transfer": None}}}, c.LAYERWISE),
+        ({"mode": "layer", "layer_options": {"dit": {"weight_transfer": "rank-local"}}}, c.RANK_LOCAL),
         ({"mode": "layer", "layer_options": {"dit": {"resident_layers": 3}}}, c.RANK_LOCAL),
     ],
 )

@@ -1,0 +1,51 @@
+"""Which of the transformer's linears FP8 takes, by name, and what `ignored_layers` leaves of them. Pure."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from shared_schema.errors import DeployError
+
+KEY = "stages[1].diffusion_quantization_config"
+BLOCKS = "transformer_blocks."
+TOGETHER = ("attn.to_q", "attn.to_k", "attn.to_v")
+"""One product on one GPU."""
+LINEARS = (*TOGETHER, "attn.to_out.0", "ff.net.0.proj", "ff.net.2")
+"""Of every main block."""
+MOST_KINDS = 4
+"""Blocks that differ in what is ignored are compiled each for itself, before the service is ready."""
+
+
+def takes(module: str, ignored: Sequence[str]) -> bool:
+    """Whether a linear of the transformer gets FP8 products."""
+    if not module.startswith(BLOCKS) or module.split(".", 2)[-1] not in LINEARS:
+        return False
+    block = module.split(".attn.")[0]
+    shared = [f"{block}.{each}" for each in TOGETHER]
+    together = shared if module in shared else [module]
+    return not any(_matches(pattern, each) for pattern in ignored for each in together)
+
+
+def check_ignored(ignored: Sequence[str], blocks: int) -> None:
+    """Stop before weights are read if a name is none of a transformer with so many blocks.
+
+    Raises:
+        DeployError: an ignored layer is none, or blocks are left of too many kinds.
+    """
+    names = [[f"{BLOCKS}{number}.{linear}" for linear in LINEARS] for number in range(blocks)]
+    for pattern in ignored:
+        if not any(_matches(pattern, name) for block in names for name in block):
+            known = ", ".join(LINEARS)
+            raise DeployError(
+                f"{KEY}: ignored_layers: {pattern!r} is no layer that fp8 takes: they are {known} "
+                f"of {BLOCKS}0 to {blocks - 1}"
+            )
+    kinds = {tuple(takes(name, ignored) for name in block) for block in names}
+    if len(kinds) > MOST_KINDS:
+        raise DeployError(
+            f"{KEY}: ignored_layers leaves blocks of {len(kinds)} kinds, and {MOST_KINDS} are served: each is "
+            "compiled for itself, so name layers for all blocks, or whole blocks"
+        )
+
+
+def _matches(pattern: str, module: str) -> bool:
+    return fnmatchcase(f".{module}.", f"*.{pattern}.*")
