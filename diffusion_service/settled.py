@@ -50,7 +50,8 @@ ADALN_BYTES = 26_000_000_000
 QUANTIZED_AWAY_BYTES = 19_200_000_000
 """What FP8 saves of it."""
 BESIDE_BYTES = 24 * 2**30
-"""Decoders (9 GiB at their peak), the working set of the longest clip (11 GiB), what driver and libraries take."""
+"""Decoders (9 GiB at their peak), the working set of the longest clip (11 GiB, and 2 with `quality: high`), what driver
+and libraries take."""
 
 
 @dataclass(frozen=True)

@@ -386,6 +386,7 @@ class CreateVideo(CallerShape):
     """For every video and audio reference that says nothing itself."""
     lora: Annotated[LoraChoice, BeforeValidator(_lora)] | None = None
     quality: Quality | None = None
+    """lossless where absent; high skips forwards that change little."""
     return_stage_metrics: Flag | None = None
     user: Annotated[Text, Field(max_length=512)] | None = None
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = None

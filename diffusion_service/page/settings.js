@@ -47,7 +47,7 @@ function quality(change) {
     "div",
     { class: "field" },
     h("span", { class: "inline" }, input, h("label", { for: "quality" }, "Skip passes that change little")),
-    h("p", { class: "note", id: "quality-note" }, "Faster from some ten passes on, and not lossless."),
+    h("p", { class: "note", id: "quality-note" }, "Faster with many passes, and not lossless."),
   );
 }
 

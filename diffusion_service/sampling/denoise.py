@@ -59,7 +59,7 @@ class Denoiser:
         inner = self._loop.get_block_state(state)
         schedule = [Moment(timesteps, of_row) for timesteps, of_row in inner.row_timestep_plan]
         rows = Rows.from_layout(inner.denoiser_input_fields)
-        reuse = None if step_cache is None else Reuse(step_cache, _denoised_rows(inner, rows))
+        reuse = None if step_cache is None else Reuse(step_cache, denoised_rows(inner, rows))
         denoising, skipped = self._dit.begin(inner.prompt_embeds, rows, schedule, reuse), 0
         for index, timestep in enumerate(inner.timesteps):
             inner.noise_pred, inner.audio_noise_pred = denoising.step(
@@ -74,7 +74,7 @@ class Denoiser:
         return Denoised(state.get("latents"), state.get("audio_latents"), skipped)
 
 
-def _denoised_rows(inner: BlockState, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+def denoised_rows(inner: BlockState, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Of picture and of sound, without the conditions, which come first in each."""
     return (
         rows.video_indices[inner.num_condition_video_rows :],

@@ -62,6 +62,21 @@ def test_again_with_another_seed_changes_the_seed_alone(page: Page, pair: Pair) 
     assert (other["seed"] != before["seed"], other["frames_sha256"] != before["frames_sha256"]) == (True, True)
 
 
+def test_passes_that_change_little_may_be_skipped(page: Page, pair: Pair) -> None:
+    small(page, "faster")
+    box = page.get_by_role("checkbox", name="Skip passes that change little")
+    expect(box).not_to_be_checked()
+    box.check()
+    job = send(page)
+    player(page)
+    assert shown_as_it_is(page, pair, job)["quality"] == "high"
+    assert fact(page, "Quality") == "high, 0 of 2 passes skipped"
+    page.reload()
+    address = page.url
+    page.get_by_role("button", name="Again with another seed").click()
+    assert pair.completed(accepted(page, address))["quality"] == "high"
+
+
 def test_several_clips_of_one_job_are_each_shown(page: Page, pair: Pair) -> None:
     small(page, "two of them")
     settings(page, outputs="2", seed="3")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.modular_pipelines import BlockState
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -16,6 +17,7 @@ from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Dit, Moment, Rows
 from diffusion_service.model.offload import Blocks, ResidentBlocks, Run, StreamedBlocks
 from diffusion_service.model.reuse import FirstBlockCache, Reuse
+from diffusion_service.sampling.denoise import denoised_rows
 from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.weights import load_transformer
 from shared_schema.quality import StepCache
@@ -134,6 +136,14 @@ def test_picture_and_sound_decide_each_by_itself_and_conditions_do_not(row: int,
     moved = first.clone()
     moved[0, row] = 3
     assert (cache.reuse(before, moved) is not None) is skips
+
+
+def test_conditions_lead_their_stream_and_are_none_of_what_decides() -> None:
+    rows = Rows.from_layout(inputs(5, transformer().config, torch.float32))
+    inner = BlockState(num_condition_video_rows=2, num_condition_audio_rows=3)
+    video, audio = denoised_rows(inner, rows)
+    assert video.tolist() == list(range(17, 45))
+    assert audio.tolist() == list(range(8, 15))
 
 
 def test_ranks_decide_on_the_sums_of_all_of_them() -> None:

@@ -46,6 +46,12 @@ def agree(comm: RankComm, _task: TaskHandle, guilty: tuple[int, ...]) -> list[st
     return _everybody(comm, raised)
 
 
+def total(comm: RankComm, _task: TaskHandle) -> list[tuple[str, ...]]:
+    """What every rank has as the sums of numbers that add up to other bits in another order."""
+    mine = 10.0 ** (16 - 5 * comm.spec.rank) / 3
+    return _everybody(comm, tuple(each.hex() for each in comm.total([mine, -1.0])))
+
+
 def busy(comm: RankComm, _task: TaskHandle, seconds: float, fails: bool) -> list[tuple[str, int]]:
     """What every rank got from a leader at work for `seconds`, and how often it beat meanwhile."""
     beats = 0

@@ -29,6 +29,16 @@ def test_an_error_of_one_rank_is_raised_on_all_of_them(ranks: Ranks) -> None:
     assert ranks.run(Mesh(), f"{JOBS}:agree", (0,)) == ["rank 0"]
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_are_the_same_to_the_bit_on_every_rank(ranks: Ranks, size: int) -> None:
+    told = ranks.run(Mesh(tp=size), f"{JOBS}:total")
+    assert len(told) == size
+    (sums,) = set(told)
+    first, second = map(float.fromhex, sums)
+    assert first == pytest.approx(sum(10.0 ** (16 - 5 * rank) / 3 for rank in range(size)))
+    assert second == -size
+
+
 def test_ranks_that_wait_for_a_leader_at_work_beat_with_it(ranks: Ranks) -> None:
     # case 41: a wait that is known to end is no hang
     told = ranks.run(Mesh(tp=4), f"{JOBS}:busy", 1.0, False)
