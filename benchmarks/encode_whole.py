@@ -23,6 +23,8 @@ from benchmarks.device import Device
 from benchmarks.encode_visual import Budget, apart
 from encoder_service.outbox import Outbox
 from encoder_service.pipeline import EncodedRequest, EncoderPipeline
+from encoder_service.text import compile_layers
+from encoder_service.vision import batch_vision
 from shared_runtime.conditioning.blocks import assemble, run_block
 from shared_runtime.conditioning.latents import MediaEncoder
 from shared_runtime.conditioning.packing import unpack
@@ -87,10 +89,13 @@ class WholeBench:
         return (video, *files)
 
     def run(self, budget: Budget) -> dict[str, Any]:
-        """Ours first, then stock once."""
+        """Stock once, then ours, for which the text encoder is changed."""
         figures: dict[str, Any] = {"files": [path.name for path in self._files]}
-        figures["ours"], ours = self._ours(budget)
         figures["stock_fp32"], stock = self._stock()
+        if self._device.is_gpu:
+            batch_vision(self._text["text_encoder"])
+            compile_layers(self._text["text_encoder"])
+        figures["ours"], ours = self._ours(budget)
         figures["ours"]["of_stock"] = round(figures["ours"]["s"] / figures["stock_fp32"]["s"], 4)
         figures["ours"] |= apart(ours, stock)
         return figures

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import time
 
 import torch
 
@@ -19,6 +20,7 @@ from encoder_service.commands import (
 from encoder_service.outbox import Outbox
 from encoder_service.parallel import TEXT_PLAN
 from encoder_service.pipeline import EncodedRequest, EncoderPipeline
+from encoder_service.text import compile_layers, warm_up
 from encoder_service.vision import batch_vision
 from shared_runtime.conditioning.latents import MediaEncoder
 from shared_runtime.device_memory import locker_for
@@ -43,16 +45,23 @@ class EncoderRank:
         self._device = comm.device
         path = settings.checkpoint
         text_encoder = load_text_encoder(path, comm.device, Sharding(TEXT_PLAN, comm), dummy=settings.stage.dummy)
+        processor = load_processor(path)
         if comm.device.type == "cuda":
             # A product over more rows may end in other bits: on a CPU the clips are the reference's.
             batch_vision(text_encoder)
         beater.beat()
+        if comm.device.type == "cuda" and not settings.stage.enforce_eager:
+            begun = time.perf_counter()
+            compile_layers(text_encoder)
+            warm_up(text_encoder, processor)
+            logger.info("compiled the text encoder in %.1f s", time.perf_counter() - begun)
+            beater.beat()
         media_encoder = _media_encoder(settings, comm, beater)
         self._tokenizer = load_tokenizer(path)
         components = {
             "text_encoder": text_encoder,
             "tokenizer": self._tokenizer,
-            "processor": load_processor(path),
+            "processor": processor,
         }
         self._pipeline = EncoderPipeline(path, components, media_encoder, comm)
         self._outbox = _outbox(settings, comm)

@@ -30,6 +30,7 @@ RANK_SIDE = (
     "shared_runtime.dummy",
     "encoder_service.outbox",
     "encoder_service.worker",
+    "encoder_service.text",
     "encoder_service.vision",
     "encoder_service.pipeline",
     "encoder_service.parallel",
