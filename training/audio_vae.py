@@ -15,9 +15,10 @@ from training.course import Course, Losses, options_of, parser
 from training.drawing import scenes, sounds
 from training.folder import write_component, write_frame
 
-LATENTS = 32
-"""Of a training piece: 0.8 s."""
+LENGTHS = (32, 32, 64, 178)
+"""Latents of a training piece, in turn: the encoder attends to all that was before, up to a whole clip of 178."""
 BATCH, RATE = 64, 1.5e-3
+"""Pieces of 32 latents at once, and fewer longer ones."""
 KL = 1e-4
 """Weight of what keeps latents near a normal distribution; their spread is made one afterwards."""
 POOL = 1024
@@ -34,11 +35,12 @@ class Lesson:
     def __call__(self, step: int) -> Losses:
         """Losses of batch number `step`: waves, spectra, and KL."""
         random = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
-        length, hop = LATENTS * SAMPLES_PER_AUDIO_LATENT, SAMPLES_PER_AUDIO_LATENT
+        latents, hop = LENGTHS[step % len(LENGTHS)], SAMPLES_PER_AUDIO_LATENT
+        pieces, length = max(self._batch * LENGTHS[0] // latents, 1), latents * hop
         count, sides, samples = self._pool.shape
-        picks = torch.randint(count * sides, (self._batch,), generator=random)
+        picks = torch.randint(count * sides, (pieces,), generator=random)
         # Whole latents: served sound begins at one, and so do the world's clicks.
-        starts = hop * torch.randint((samples - length) // hop + 1, (self._batch,), generator=random)
+        starts = hop * torch.randint((samples - length) // hop + 1, (pieces,), generator=random)
         flat = self._pool.view(count * sides, samples)
         waves = torch.stack([flat[pick, start : start + length] for pick, start in zip(picks, starts, strict=True)])
         waves = waves.float()[:, None]
@@ -70,7 +72,7 @@ def main() -> None:
     size = (geometry.HEIGHT, geometry.WIDTH)
     made = sounds(scenes(arguments.pool, options.seed), geometry.FRAMES, size, os.cpu_count() or 1)
     vae = geometry.audio_vae().to(options.device)
-    course = Course("audio_vae", options, vae, RATE, list(vae.parameters()))
+    course = Course("audio_vae", options, vae, RATE, list(vae.parameters()), half=False)
     write_frame(options.checkpoint, options.seed)
     lesson = Lesson(vae, torch.from_numpy(made).to(options.device), options.seed, options.batch or BATCH)
     course.run(lesson, lambda: write_component(options.checkpoint, "audio_vae", vae))

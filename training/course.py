@@ -77,8 +77,11 @@ def options_of(given: argparse.Namespace) -> Options:
 class Course:
     """One stage: the model, its optimizer, an average of its weights, and what became of its losses."""
 
-    def __init__(self, name: str, options: Options, model: nn.Module, rate: float, watched: list[Any]) -> None:
-        """`watched` are the parameters that learn."""
+    def __init__(
+        self, name: str, options: Options, model: nn.Module, rate: float, watched: list[Any], *, half: bool = True
+    ) -> None:
+        """`watched` are the parameters that learn; `half` lets a GPU compute in BF16 where that is enough."""
+        self._half = half and options.device.type == "cuda"
         self.options = options
         self._name = name
         self._model = model
@@ -122,7 +125,7 @@ class Course:
     def _learn(self, step: Step) -> Losses:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * self._pace()
-        with torch.autocast(self.options.device.type, torch.bfloat16, enabled=self.options.device.type == "cuda"):
+        with torch.autocast(self.options.device.type, torch.bfloat16, enabled=self._half):
             losses = step(self.step)
         self._optimizer.zero_grad(set_to_none=True)
         losses["total"].backward()
@@ -160,9 +163,11 @@ class Course:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         half = torch.bfloat16
         moments = self._optimizer.state_dict()
-        for state in moments["state"].values():
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = state[name].to(half)
+        # Copies: the optimizer goes on with what its state names.
+        moments["state"] = {
+            key: {name: value.to(half) if name.startswith("exp_avg") else value for name, value in state.items()}
+            for key, state in moments["state"].items()
+        }
         content = {
             "weights": [weight.detach() for weight in self._learned],
             "averages": [average.to(half) for average in self._averages],

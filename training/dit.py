@@ -19,7 +19,7 @@ from training.speaking import Speaker
 from training.world import World, read_world
 
 BATCH, RATE = 64, 1e-3
-EXAMPLES = {"transformer": 24576, "transformer_ref": 16384}
+EXAMPLES = {"transformer": 16384, "transformer_ref": 16384}
 SOUND_WEIGHT = 0.7
 """Of the sound's loss, next to the picture's."""
 

@@ -20,6 +20,8 @@ from training.world import LAST, SIZE, World
 
 SOUND_LATENTS = 100
 """Of an audio that is a reference: 2.5 s."""
+REFERENCE_CLIPS = 1024
+"""Clips of the world that are also references: each is looked at once by the text encoder's processor."""
 TEXT_KINDS = ("none", "none", "first", "last", "both")
 """Keyframes of an example; without any twice as often as with each kind."""
 REFERENCE_KINDS = (
@@ -133,7 +135,7 @@ class Teacher:
                 draft.shapes.append((1, height, width))
                 return self._picture(clip, 0)
             case "video":
-                clip = self._any(self._moves[scene.motion, scene.speed, scene.pitch])
+                clip = self._any(self._moves[scene.motion, scene.speed, scene.pitch] or [target])
                 draft.heard.append(world.sound[clip])
                 draft.shown.append(world.video[clip])
                 draft.shapes.append((world.target.frames, height, width))
@@ -158,14 +160,16 @@ class Teacher:
 
     def _picture(self, clip: int, frame: int) -> Reference:
         if (clip, frame) not in self._pictures:
-            drawn = frames(self._world.scenes[clip], frame + 1, *SIZE)[frame]
-            self._pictures[clip, frame] = self._speaker.picture(drawn)
+            drawn = frames(self._world.scenes[clip], 1, *SIZE, first=frame)
+            self._pictures[clip, frame] = self._speaker.picture(drawn[0])
         return self._pictures[clip, frame]
 
     def _clip(self, clip: int) -> Reference:
         if clip not in self._clips:
-            drawn = frames(self._world.scenes[clip], geometry.FRAMES, *SIZE)
-            self._clips[clip] = self._speaker.clip(drawn, has_audio=True)
+            scene = self._world.scenes[clip]
+            self._clips[clip] = self._speaker.clip(
+                geometry.FRAMES, lambda number: frames(scene, 1, *SIZE, first=number)[0], has_audio=True
+            )
         return self._clips[clip]
 
     def _by(self, key: Callable[[Scene], Hashable], choices: Sequence[int]) -> dict[Any, list[int]]:
@@ -193,7 +197,8 @@ class Teacher:
 
     @cached_property
     def _moves(self) -> dict[Any, list[int]]:
-        return self._by(lambda scene: (scene.motion, scene.speed, scene.pitch), range(len(self._world.scenes)))
+        known = range(min(len(self._world.scenes), REFERENCE_CLIPS))
+        return self._by(lambda scene: (scene.motion, scene.speed, scene.pitch), known)
 
     @cached_property
     def _tones(self) -> dict[Any, list[int]]:

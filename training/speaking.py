@@ -1,6 +1,6 @@
 """Prompts and references to text embeddings, as the encoder service makes them, many at a time. Torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,14 @@ class Speaker:
         pixel_values, grid = found["pixel_values"], found["image_grid_thw"]
         return Reference("image", False, {"pixel_values": pixel_values, "image_grid_thw": grid, "tokens": tokens})
 
-    def clip(self, pixels: NDArray[np.uint8], has_audio: bool) -> Reference:
-        """Of `(frames, height, width, 3)` RGB at 24 a second."""
+    def clip(self, num_frames: int, frame: Callable[[int], NDArray[np.uint8]], has_audio: bool) -> Reference:
+        """Of so many frames at 24 a second, each `(height, width, 3)` RGB; only what is looked at is asked for."""
         processor = self._processor.video_processor
-        sampled, seconds = self._step._sample_video_condition_frames(
-            pixels, float(FPS), self._step.video_sample_fps, processor.temporal_patch_size
+        numbers, seconds = self._step._sample_video_condition_frames(
+            np.arange(num_frames), float(FPS), self._step.video_sample_fps, processor.temporal_patch_size
         )
-        found = processor(videos=[np.stack(sampled)], do_sample_frames=False, return_tensors="pt")
+        pictures = np.stack([frame(int(number)) for number in numbers])
+        found = processor(videos=[pictures], do_sample_frames=False, return_tensors="pt")
         grid = found["video_grid_thw"]
         tokens = int(grid[0, 1] * grid[0, 2]) // processor.merge_size**2
         features = {"pixel_values_videos": found["pixel_values_videos"], "video_grid_thw": grid}

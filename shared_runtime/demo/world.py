@@ -134,9 +134,9 @@ def paint(covered: Any, colour: Any, background: Any) -> Any:
     return background + covered[..., None] * (colour - background)
 
 
-def frames(scene: Scene, num_frames: int, height: int, width: int) -> NDArray[np.uint8]:
-    """The pictures: `(num_frames, height, width, 3)` RGB."""
-    seen = track(scene, np.arange(num_frames) / FPS, height, width)
+def frames(scene: Scene, num_frames: int, height: int, width: int, first: int = 0) -> NDArray[np.uint8]:
+    """The pictures: `(num_frames, height, width, 3)` RGB, from the `first` one on."""
+    seen = track(scene, np.arange(first, first + num_frames) / FPS, height, width)
     x, y, radius = (each.astype(np.float32) for each in (seen.x, seen.y, seen.radius))
     covered = coverage(scene.shape, x, y, radius, height, width, np)
     colour, background = (np.array(each, np.float32) for each in palette(scene))

@@ -57,6 +57,19 @@ def test_a_course_goes_on_where_it_was_left(tmp_path: Path) -> None:
     assert fresh.step == 0
 
 
+def test_learning_goes_on_after_it_was_kept(tmp_path: Path) -> None:
+    """Moments are kept in BF16; the optimizer's own must stay as they were."""
+    task = Task()
+    course = task.course(options(tmp_path, steps=5))
+    for _ in range(2):
+        course.run(task, lambda: None)
+    assert course.step == 10
+    again = Task()
+    taken_up = again.course(options(tmp_path, steps=5, resume=True))
+    taken_up.run(again, lambda: None)
+    assert taken_up.step == 15
+
+
 def test_minutes_are_those_of_the_stage_in_all(tmp_path: Path) -> None:
     task = Task()
     course = task.course(options(tmp_path, minutes=0.01, steps=None))

@@ -87,7 +87,10 @@ def test_prompts_and_pictures_are_embedded_as_the_encoder_service_does(untrained
         speaker,
         [served("f", prompt=prompts[0], keyframes=[Image.fromarray(clip[i]) for i in (0, -1)]) for clip in drawn],
     )
-    mixed = [[speaker.clip(clip, True), speaker.picture(clip[0]), Reference("audio", True)] for clip in drawn]
+    mixed = [
+        [speaker.clip(107, clip.__getitem__, True), speaker.picture(clip[0]), Reference("audio", True)]
+        for clip in drawn
+    ]
     references = [
         [Media("video", True, clip), Media("image", False, clip[0]), Media("audio", True, None)] for clip in drawn
     ]

@@ -31,6 +31,11 @@ def test_a_thing_has_its_colour_on_its_background_and_every_shape_about_the_same
     assert 0.8 < covered.sum() / (np.pi * (0.19 * 64) ** 2) < 1.1
 
 
+def test_a_frame_by_itself_is_the_clips_own() -> None:
+    scene = replace(STILL, motion=Motion.BOUNCE)
+    assert np.array_equal(frames(scene, 2, HEIGHT, WIDTH, first=50), frames(scene, FRAMES, HEIGHT, WIDTH)[50:52])
+
+
 @pytest.mark.parametrize(
     ("motion", "step"),
     [(Motion.LEFT, (-1, 0)), (Motion.RIGHT, (1, 0)), (Motion.UP, (0, -1)), (Motion.DOWN, (0, 1))],
