@@ -13,7 +13,6 @@ from diffusion_service.keys_command import run_keys
 from shared_runtime.command_line import (
     Command,
     Flag,
-    check_gpus,
     check_port,
     common_flags,
     deployment_of,
@@ -23,9 +22,10 @@ from shared_runtime.command_line import (
     model_of,
     read_command,
     secret_setting,
-    server_arguments,
+    server_settings,
+    stage_gpus,
 )
-from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
+from shared_runtime.gpus import Gpu
 from shared_runtime.transport.nixl_process import keep_on_loopback, probe_nixl
 from shared_schema.deploy.combinations import check_combination, table
 from shared_schema.deploy.load import resolved_text
@@ -114,7 +114,7 @@ def diffusion_settings(command: Command, deployment: Deployment) -> DiffusionSet
     task_types: tuple[TaskType, ...] = get_args(TaskType)
     service = deployment.service
     return DiffusionSettings(
-        **server_arguments(command, deployment),
+        **vars(server_settings(command, deployment)),
         encoder_urls=tuple(dict.fromkeys(http_url(url) for url in command.all("encoder-url"))),
         state_dir=Path(state_dir.text),
         database_url=secret_setting(service.database, service.database_file, "database"),
@@ -129,10 +129,7 @@ def check_startable(settings: DiffusionSettings, environment: MutableMapping[str
     Raises:
         DeployError: the service could not run.
     """
-    stage = settings.deployment.diffusion
-    gpus: tuple[Gpu, ...] = ()
-    if not stage.on_cpu and settings.deployment.distributed_executor_backend == "mp":  # Ray deals out its own
-        gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
+    gpus = stage_gpus(settings.deployment, settings.deployment.diffusion, environment)
     check_lora(settings.deployment, settings.lora_path)
     check_combination(settings.deployment, settings.lora_path)
     check_served(settings.deployment)

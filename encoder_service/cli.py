@@ -7,7 +7,6 @@ from collections.abc import MutableMapping, Sequence
 from shared_runtime.command_line import (
     Command,
     Flag,
-    check_gpus,
     check_port,
     common_flags,
     deployment_of,
@@ -15,9 +14,10 @@ from shared_runtime.command_line import (
     leave_when_told,
     model_of,
     read_command,
-    server_arguments,
+    server_settings,
+    stage_gpus,
 )
-from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
+from shared_runtime.gpus import Gpu
 from shared_runtime.transport.nixl_process import keep_on_loopback, probe_nixl
 from shared_schema.deploy.combinations import table
 from shared_schema.deploy.load import resolved_text
@@ -72,12 +72,12 @@ def encoder_settings(command: Command, deployment: Deployment) -> EncoderSetting
     Raises:
         DeployError: a value is missing or wrong.
     """
-    server = server_arguments(command, deployment)
+    server = server_settings(command, deployment)
     insecure = command.switch("insecure-internal")
-    if not (is_loopback(server["host"]) or insecure or server["shared_token"]):
+    if not (is_loopback(server.host) or insecure or server.shared_token):
         fix = "set service.internal_token in the deploy file of both services, or pass --insecure-internal"
-        raise DeployError(f"--host {server['host']} opens the encoder to other machines: {fix}", param="--host")
-    return EncoderSettings(**server, insecure_internal=insecure)
+        raise DeployError(f"--host {server.host} opens the encoder to other machines: {fix}", param="--host")
+    return EncoderSettings(**vars(server), insecure_internal=insecure)
 
 
 def check_startable(settings: EncoderSettings, environment: MutableMapping[str, str]) -> tuple[Gpu, ...]:
@@ -86,10 +86,7 @@ def check_startable(settings: EncoderSettings, environment: MutableMapping[str, 
     Raises:
         DeployError: the service could not run.
     """
-    stage = settings.deployment.encoder
-    gpus: tuple[Gpu, ...] = ()
-    if not stage.on_cpu and settings.deployment.distributed_executor_backend == "mp":  # Ray deals out its own
-        gpus = check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
+    gpus = stage_gpus(settings.deployment, settings.deployment.encoder, environment)
     check_served(settings.deployment)
     check_port(settings.host, settings.port)
     if settings.deployment.nixl is not None:

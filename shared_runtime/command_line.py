@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NoReturn, TypedDict, TypeVar, get_args
+from typing import Literal, NoReturn, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from shared_runtime.gpus import Gpu
+from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
 from shared_schema.deploy.load import OwnDevices, load_deployment
 from shared_schema.deploy.model import Deployment, Stage
-from shared_schema.deploy.settings import LogFormat, LogLevel
+from shared_schema.deploy.settings import LogFormat, LogLevel, ServerSettings
 from shared_schema.errors import DeployError
 
 Choice = TypeVar("Choice", bound=str)
@@ -230,21 +230,7 @@ def _seconds(given: Given) -> float:
     return seconds
 
 
-class ServerArguments(TypedDict):
-    """The fields of `ServerSettings`."""
-
-    model: str
-    deployment: Deployment
-    host: str
-    port: int
-    log_level: LogLevel
-    log_format: LogFormat
-    served_model_name: str | None
-    advertise_url: str | None
-    shared_token: str | None
-
-
-def server_arguments(command: Command, deployment: Deployment) -> ServerArguments:
+def server_settings(command: Command, deployment: Deployment) -> ServerSettings:
     """What both services are started with.
 
     Raises:
@@ -254,7 +240,7 @@ def server_arguments(command: Command, deployment: Deployment) -> ServerArgument
     service = deployment.service
     levels: tuple[LogLevel, ...] = get_args(LogLevel)
     formats: tuple[LogFormat, ...] = get_args(LogFormat)
-    return ServerArguments(
+    return ServerSettings(
         model=model_of(command),
         deployment=deployment,
         host=command.needed("host").text,
@@ -324,6 +310,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def stage_gpus(deployment: Deployment, stage: Stage, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """What `check_gpus` says of this machine; none where Ray deals out its own.
+
+    Raises:
+        DeployError: as `check_gpus`.
+    """
+    if stage.on_cpu or deployment.distributed_executor_backend == "ray":
+        return ()
+    return check_gpus(stage, visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), installed_gpus()))
 
 
 def check_gpus(stage: Stage, visible: Sequence[Gpu]) -> tuple[Gpu, ...]:
