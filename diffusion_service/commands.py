@@ -106,7 +106,7 @@ class SoundDone:
 
 
 @dataclass(frozen=True)
-class ClipDone:
+class ChunkDone:
     """A temporal chunk is decoded and on its way into the file."""
 
     done: int
@@ -121,7 +121,7 @@ class Muxing:
     output: int = 0
 
 
-DiffusionEvent = PayloadTaken | StepDone | SoundDone | ClipDone | Muxing
+DiffusionEvent = PayloadTaken | StepDone | SoundDone | ChunkDone | Muxing
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,12 @@ class Engine:
             adapter=adapter,
             step_cache=PROFILES[plan.quality],
         )
-        generated = await self._group.run(command, on_event=on_event)  # type: ignore[arg-type]
+
+        def hear(event: object) -> None:
+            assert isinstance(event, DiffusionEvent)
+            on_event(event)
+
+        generated = await self._group.run(command, on_event=hear)
         assert isinstance(generated, Generated)
         return generated
 

@@ -110,9 +110,9 @@ STEPS = (
     Step(1, 1, "verify id, generation, checksum, layout", (f"{D}/handover.py", f"{R}/transport/slab.py")),
     Step(1, 2, "Generate: plan and landing", (f"{D}/jobs/conduct.py", f"{D}/engine.py", f"{D}/commands.py")),
     Step(2, 2, "read the landing, denoise step by step", (f"{D}/sampling/prepare.py", f"{D}/sampling/denoise.py")),
-    Step(2, 1, "every finished step, tile and clip", (f"{R}/ranks/messages.py", f"{D}/jobs/progress.py")),
+    Step(2, 1, "every finished step, tile and chunk", (f"{R}/ranks/messages.py", f"{D}/jobs/progress.py")),
     Step(1, 0, "server-sent events, or answers to polls", (f"{D}/jobs/feed.py", f"{D}/api/streams.py")),
-    Step(2, 2, "decode clip by clip into the MP4", (f"{D}/sampling/decode.py", f"{D}/mux.py")),
+    Step(2, 2, "decode chunk by chunk into the MP4", (f"{D}/sampling/decode.py", f"{D}/mux.py")),
     Step(1, 1, "rename the file into place: completed", (f"{D}/jobs/artifacts.py",)),
     Step(0, 1, "GET /v1/videos/{id}/content", (f"{D}/api/content.py",)),
 )  # fmt: skip

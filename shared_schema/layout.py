@@ -40,6 +40,8 @@ class BlockKind(IntEnum):
 
 
 _GROUP = {BlockKind.IMAGE: 0, BlockKind.SILENT_VIDEO: 1, BlockKind.VIDEO: 1, BlockKind.AUDIO: 2}
+_MEDIA: tuple[Literal["image", "video", "audio"], ...] = ("image", "video", "audio")
+"""By group."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Block:
     latent_t: int = 0
     latent_h: int = 0
     latent_w: int = 0
+
+    @property
+    def medium(self) -> Literal["image", "video", "audio"]:
+        """What kind of file it came from."""
+        return _MEDIA[_GROUP[self.kind]]
 
     @property
     def visual_shape(self) -> tuple[int, int, int] | None:

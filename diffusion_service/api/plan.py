@@ -14,7 +14,7 @@ from diffusion_service.jobs.job import PlannedReference, VideoPlan
 from shared_runtime.media import Probe
 from shared_schema.encode import ReferenceKind
 from shared_schema.errors import InvalidRequest, ModelNotFound
-from shared_schema.layout import BlockKind, Layout
+from shared_schema.layout import Layout
 from shared_schema.tasks import (
     DEFAULT_FRAMES,
     Canvas,
@@ -33,12 +33,6 @@ Spelling = tuple[str, V | None]
 """A field's name and its value, None where it is absent."""
 
 _NO_OPINION = ("auto", "adaptive")
-_BLOCK_KINDS: dict[BlockKind, ReferenceKind] = {
-    BlockKind.IMAGE: "image",
-    BlockKind.SILENT_VIDEO: "video",
-    BlockKind.VIDEO: "video",
-    BlockKind.AUDIO: "audio",
-}
 
 
 @dataclass(frozen=True)
@@ -182,7 +176,7 @@ def plan_payload(
     for param, value, has in _claims(create, limits):
         if value is not None and value != has(layout):
             raise InvalidRequest(f"{param} is not what encoder_output was made for: {has(layout)}", param=param)
-    if kinds and Counter(kinds) != Counter(_BLOCK_KINDS[block.kind] for block in layout.blocks):
+    if kinds and Counter(kinds) != Counter(block.medium for block in layout.blocks):
         raise InvalidRequest("the media are not those of encoder_output", param=fields.sources[0].param)
     return VideoPlan(
         task=layout.task,

@@ -12,10 +12,10 @@ from prometheus_client.registry import Collector
 from diffusion_service.jobs.job import Job
 from shared_schema.errors import JobErrorCode
 from shared_schema.tasks import FPS, Task
+from shared_schema.videos import FINAL
 
 PHASES: Final = ("encode", "transfer", "prepare", "denoise", "audio_decode", "video_decode", "mux")
 """Parts of a job that do not overlap, in order; each is a name of `stage_durations`."""
-_ENDS: Final = ("completed", "failed", "cancelled")
 _FORWARD_S: Final = tuple(step * 10.0**power for power in (-2, -1, 0, 1) for step in (1, 2, 5))
 _PHASE_S: Final = (*_FORWARD_S, 100.0, 200.0, 500.0, 1000.0, 3600.0)
 _WAIT_S: Final = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 21600)
@@ -51,7 +51,7 @@ class JobAccounts:
         self._peak = Gauge("h3_job_peak_memory_bytes", "GPU memory of the newest job, most of it.", registry=registry)
         # A counter that first shows as 1 has not risen, for Prometheus: those that alerts look at begin with 0.
         for task in Task:
-            for end in _ENDS:
+            for end in FINAL:
                 self._ended.labels(task.value, end)
         for code in get_args(JobErrorCode):
             self._failures.labels(code)

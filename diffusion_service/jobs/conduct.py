@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from diffusion_service.commands import (
-    ClipDone,
+    ChunkDone,
     DiffusionEvent,
     Generated,
     Muxing,
@@ -168,7 +168,7 @@ class Conduct:
                     self._reached("denoising", done, of, output)
                 case SoundDone(output):
                     self._reached("sound", 1, 1, output)
-                case ClipDone(done, of, output):
+                case ChunkDone(done, of, output):
                     self._reached("decoding", done, of, output)
                 case Muxing(output):
                     self._reached("muxing", 0, 1, output)

@@ -20,6 +20,7 @@ from shared_schema.quality import PROFILES, Quality, VideoStepCache
 from shared_schema.tasks import FPS, Canvas, Task
 from shared_schema.trace import Span
 from shared_schema.videos import (
+    FINAL,
     Execution,
     Phase,
     Video,
@@ -186,7 +187,7 @@ class Job(Stored):
     @property
     def finished(self) -> bool:
         """Whether nothing will change any more."""
-        return self.status in ("completed", "failed", "cancelled")
+        return self.status in FINAL
 
     def _changed(self, **changes: object) -> Self:
         return self.model_validate({**dict(self), **changes})

@@ -10,7 +10,7 @@ import torch
 from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
 
 from diffusion_service.commands import (
-    ClipDone,
+    ChunkDone,
     DiffusionEvent,
     Generate,
     Generated,
@@ -163,7 +163,7 @@ class Generator:
                 total = command.num_frames // FRAMES_PER_CHUNK
                 for index, frames in enumerate(self._video.decode(video, command.num_frames, beat)):
                     recording.write_frames(frames)
-                    tell(ClipDone(min(index + 1, total), total, output))
+                    tell(ChunkDone(min(index + 1, total), total, output))
             tell(Muxing(output))
             with timings.of("mux"):
                 return recording.finish(), skipped

@@ -18,7 +18,7 @@ from diffusers.modular_pipelines.minimax_h3.before_denoise import (
 from diffusion_service.commands import Generate
 from shared_runtime.conditioning.blocks import Pipeline, run_block
 from shared_runtime.conditioning.packing import Conditions
-from shared_schema.layout import Block, BlockKind
+from shared_schema.layout import Block
 from shared_schema.tasks import Task
 
 _STEPS: dict[Task, tuple[type[ModularPipelineBlocks], ...]] = {
@@ -45,12 +45,6 @@ _STEPS: dict[Task, tuple[type[ModularPipelineBlocks], ...]] = {
 }
 """Conditions draw their noise before the clip does: the order is part of what a seed reproduces."""
 
-_KINDS = {
-    BlockKind.IMAGE: "image",
-    BlockKind.SILENT_VIDEO: "video",
-    BlockKind.VIDEO: "video",
-    BlockKind.AUDIO: "audio",
-}
 _ANCHORS = {0: "first", -1: "last"}
 
 
@@ -92,7 +86,7 @@ def prepare(
         "condition_latents": list(conditions.visual),
         "audio_condition_latents": list(conditions.audio),
         "keyframe_anchors": tuple(_ANCHORS[place] for place in keyframes),
-        "normalized_references": [ReferenceKind(_KINDS[each.kind], each.has_sound) for each in layout_blocks],
+        "normalized_references": [ReferenceKind(each.medium, each.has_sound) for each in layout_blocks],
     }
     for name, value in values.items():
         state.set(name, value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from diffusion_service.commands import ClipDone, StepDone
+from diffusion_service.commands import ChunkDone, StepDone
 from encoder_service.commands import Encode, Push
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.worker import RankService, TaskHandle
@@ -71,7 +71,7 @@ class HeldRank:
             match event:
                 case StepDone(done=1):
                     self._gates.pass_("denoising", task)
-                case ClipDone(1, _):
+                case ChunkDone(1, _):
                     self._gates.pass_("decoding", task)
 
         return passing

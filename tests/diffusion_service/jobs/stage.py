@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from diffusion_service.commands import ClipDone, Generated, Muxing, PayloadTaken, StepDone
+from diffusion_service.commands import ChunkDone, Generated, Muxing, PayloadTaken, StepDone
 from diffusion_service.conditioning_cache import Kept, Use
 from diffusion_service.handover import Landed, Watcher
 from diffusion_service.jobs.accounts import JobAccounts
@@ -103,7 +103,7 @@ class HeldEngine:
             for index, path in enumerate(paths):
                 skips = plan.quality == "high"
                 steps = (StepDone(1, 2, index, 0.5), StepDone(2, 2, index, 0.5, skips))
-                for event in (*steps, ClipDone(1, 2, index), ClipDone(2, 2, index), Muxing(index)):
+                for event in (*steps, ChunkDone(1, 2, index), ChunkDone(2, 2, index), Muxing(index)):
                     await self.gate.wait()
                     hear(event)
                     await asyncio.sleep(0)
