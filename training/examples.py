@@ -16,12 +16,10 @@ from training import geometry
 from training.flow import Clips
 from training.packing import Layout, reference_layout, text_layout
 from training.speaking import Presentation, Reference, Speaker
-from training.world import LAST, SIZE, World
+from training.world import LAST, REFERENCE_CLIPS, SIZE, World
 
 SOUND_LATENTS = 100
 """Of an audio that is a reference: 2.5 s."""
-REFERENCE_CLIPS = 1024
-"""Clips of the world that are also references: each is looked at once by the text encoder's processor."""
 TEXT_KINDS = ("none", "none", "first", "last", "both")
 """Keyframes of an example; without any twice as often as with each kind."""
 REFERENCE_KINDS = (
@@ -136,7 +134,7 @@ class Teacher:
                 return self._picture(clip, 0)
             case "video":
                 clip = self._any(self._moves[scene.motion, scene.speed, scene.pitch] or [target])
-                draft.heard.append(world.sound[clip])
+                draft.heard.append(world.played[clip])
                 draft.shown.append(world.video[clip])
                 draft.shapes.append((world.target.frames, height, width))
                 return self._clip(clip)

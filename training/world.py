@@ -16,6 +16,7 @@ from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video
 from safetensors.torch import load_file, save_file
 
 from shared_runtime.demo.scene import Motion, Pitch, Scene, Shape, Speed
+from shared_schema.tasks import audio_latents
 from training import geometry
 from training.course import Options, options_of, parser
 from training.drawing import frames, normalised, scenes, sounds
@@ -23,6 +24,10 @@ from training.folder import read_component, write_component
 from training.packing import PATCH, Target
 
 BATCH = 32
+SOUNDS = 4096
+"""Made at once: 2.3 GB."""
+REFERENCE_CLIPS = 1024
+"""Clips that are also references: each is looked at once by the text encoder's processor."""
 SIZE = (geometry.HEIGHT, geometry.WIDTH)
 LAST = geometry.FRAMES - 1
 
@@ -36,6 +41,9 @@ class World:
     """`(clips, rows, 96)`."""
     sound: torch.Tensor
     """`(clips, rows, 32)`, channel-major."""
+    played: torch.Tensor
+    """`(references, rows, 32)`: of the first clips, the sound as a reference has it, whose last latent is cut off what
+    is made."""
     first: torch.Tensor
     """`(clips, rows, 96)`: the first frame as a picture of its own."""
     last: torch.Tensor
@@ -77,13 +85,11 @@ def encode_pictures(vae: Any, many: list[Scene], device: torch.device) -> list[t
 def encode_sounds(vae: Any, many: list[Scene], device: torch.device, workers: int) -> torch.Tensor:
     """Latents `(clips, 2, 32, latents)` on the host, not normalised."""
     found = []
-    for start in range(0, len(many), 1024):
-        waves = torch.from_numpy(sounds(many[start : start + 1024], geometry.FRAMES, SIZE, workers))
+    for start in range(0, len(many), SOUNDS):
+        waves = torch.from_numpy(sounds(many[start : start + SOUNDS], geometry.FRAMES, SIZE, workers))
         for part in waves.split(BATCH):
             sides = part.flatten(0, 1)[:, None].to(device, torch.float32)
-            # As long as the model makes it: 178 latents of 800 samples, where 107 frames end 267 samples later.
-            samples = round(geometry.FRAMES / 24 * 40) * 800
-            latents = vae.encode(sides[..., :samples], return_dict=False)[0].mode()
+            latents = vae.encode(sides, return_dict=False)[0].mode()
             found.append(latents.unflatten(0, (-1, 2)).cpu())
     return torch.cat(found)
 
@@ -102,14 +108,15 @@ def encode(options: Options, count: int) -> World:
     scale = [torch.tensor(each).view(1, -1, 1, 1, 1) for each in (mean, std)]
     video, first, last = (rows((each - scale[0]) / scale[1]).half() for each in pictures)
     audio_scale = [torch.tensor(each).view(1, 1, -1, 1) for each in (audio_mean, audio_std)]
-    sound = ((heard - audio_scale[0]) / audio_scale[1]).transpose(2, 3).flatten(1, 2).half()
-    return World(many, video, sound, first, last)
+    heard = ((heard - audio_scale[0]) / audio_scale[1]).transpose(2, 3).half()
+    sound = heard[:, :, : audio_latents(geometry.FRAMES)].flatten(1, 2)
+    return World(many, video, sound, heard[:REFERENCE_CLIPS].flatten(1, 2), first, last)
 
 
 def write_world(folder: Path, world: World) -> None:
     """Keep it; not to be carried, it is made anew in a minute."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: getattr(world, name).contiguous() for name in ("video", "sound", "first", "last")}
+    tensors = {name: getattr(world, name).contiguous() for name in ("video", "sound", "played", "first", "last")}
     save_file(tensors, folder / "latents.safetensors")
     (folder / "scenes.json").write_text(json.dumps([asdict(scene) for scene in world.scenes]), encoding="utf-8")
 

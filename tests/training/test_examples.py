@@ -30,7 +30,7 @@ CLIPS = 40
 def world() -> World:
     """Clips that are told apart by their latents: each has its own number everywhere."""
     numbers = torch.arange(CLIPS).half()[:, None, None]
-    rows = {"video": (192, 96), "sound": (356, 32), "first": (6, 96), "last": (6, 96)}
+    rows = {"video": (192, 96), "sound": (356, 32), "played": (358, 32), "first": (6, 96), "last": (6, 96)}
     return World(scenes(CLIPS, 1), **{name: numbers.expand(-1, *size) for name, size in rows.items()})
 
 
@@ -118,7 +118,7 @@ def test_keyframes_are_the_clips_own(world: World, speaker: Speaker) -> None:
 
 def test_references_show_what_the_prompt_does_not_say(world: World, speaker: Speaker) -> None:
     teacher = Teacher(world, speaker, 0)
-    drafts = teacher.reference_drafts(60)
+    drafts = teacher.reference_drafts(21)
     assert {tuple(ref.kind for ref in draft.presentation.references) for draft in drafts} == set(REFERENCE_KINDS)
     for draft in drafts:
         kinds = [ref.kind for ref in draft.presentation.references]

@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import torch
+
+from shared_schema.tasks import audio_latents, video_latents
+from training import geometry
+from training.drawing import scenes
+from training.world import World, encode_sounds, read_world, rows, spread, write_world
+
+
+def test_a_sound_has_the_latents_that_a_reference_has_and_is_repeated_exactly() -> None:
+    torch.manual_seed(0)
+    vae, many = geometry.audio_vae().eval(), scenes(2, 1)
+    latents = encode_sounds(vae, many, torch.device("cpu"), workers=1)
+    # One more than is made: 107 frames last 142,667 samples, and the last 267 begin another latent.
+    assert latents.shape == (2, 2, 32, audio_latents(geometry.FRAMES) + 1)
+    assert torch.equal(latents, encode_sounds(vae, many, torch.device("cpu"), workers=1))
+
+
+def test_a_world_is_read_as_it_was_written(tmp_path: Path) -> None:
+    many = scenes(3, 0)
+    made = [torch.randn(3, size, width).half() for size, width in ((192, 96), (356, 32), (358, 32), (6, 96), (6, 96))]
+    write_world(tmp_path, World(many, *made))
+    again = read_world(tmp_path)
+    assert again.scenes == many
+    assert torch.equal(again.played, made[2])
+    assert (again.target.frames, again.target.sound) == (video_latents(107), audio_latents(107))
+
+
+def test_spreads_make_every_channel_one() -> None:
+    latents = torch.randn(5, 24, 7, 4, 6) * torch.arange(1, 25).view(-1, 1, 1, 1) + 3
+    mean, std = spread(latents, 1)
+    scaled = (latents - torch.tensor(mean).view(-1, 1, 1, 1)) / torch.tensor(std).view(-1, 1, 1, 1)
+    assert scaled.mean((0, 2, 3, 4)).abs().max() < 1e-4
+    assert (scaled.std((0, 2, 3, 4)) - 1).abs().max() < 0.01
+    assert rows(scaled).shape == (5, 7 * 2 * 3, 96)
