@@ -8,6 +8,7 @@ import torch.nn.functional as functional
 
 from shared_runtime.conditioning.split import SplitConvolution, pieces, rounded
 from shared_runtime.conditioning.ways import Way
+from shared_runtime.tensor_float import tensor_float
 
 SPLIT: list[Way] = [way for way in get_args(Way) if way not in ("fp32", "tf32")]
 
@@ -33,6 +34,17 @@ def test_a_piece_has_eleven_significant_bits() -> None:
         assert torch.equal(mantissa * 2**11, (mantissa * 2**11).round())
     assert ((high - values).abs() <= values.abs() * 2**-11).all()
     assert ((high.double() + low.double() - values.double()).abs() <= values.double().abs() * 2**-22).all()
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_processs_setting_is_put_back(allowed: bool) -> None:
+    convolution = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = convolution.fp32_precision
+    with tensor_float(allowed):
+        assert convolution.fp32_precision == ("tf32" if allowed else "ieee")
+        SplitConvolution(normal(2, 2, 3, 3), (1, 1), "split", torch.contiguous_format)(normal(1, 2, 8, 8))
+        assert convolution.fp32_precision == ("tf32" if allowed else "ieee")
+    assert convolution.fp32_precision == before
 
 
 def test_what_is_half_way_goes_away_from_zero() -> None:
