@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from shared_schema.tasks import SAMPLES_PER_AUDIO_LATENT
+from shared_schema.tasks import AUDIO_LATENTS_PER_SECOND, SAMPLE_RATE
 from training import geometry
 from training.course import Course, Losses, options_of, parser
 from training.drawing import scenes, sounds
@@ -35,7 +35,7 @@ class Lesson:
     def __call__(self, step: int) -> Losses:
         """Losses of batch number `step`: waves, spectra, and KL."""
         random = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
-        latents, hop = LENGTHS[step % len(LENGTHS)], SAMPLES_PER_AUDIO_LATENT
+        latents, hop = LENGTHS[step % len(LENGTHS)], SAMPLE_RATE // AUDIO_LATENTS_PER_SECOND
         pieces, length = max(self._batch * LENGTHS[0] // latents, 1), latents * hop
         count, sides, samples = self._pool.shape
         picks = torch.randint(count * sides, (pieces,), generator=random)
@@ -58,8 +58,11 @@ def _spectra(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     total = torch.zeros((), device=one.device)
     for size in SCALES:
         window = torch.hann_window(size, device=one.device)
-        sizes = [torch.stft(each, size, size // 4, window=window, return_complex=True).abs() for each in (one, other)]
-        total = total + F.l1_loss(*(torch.log(each + 0.02) for each in sizes))
+        logs = [
+            torch.log(torch.stft(each, size, size // 4, window=window, return_complex=True).abs() + 0.02)
+            for each in (one, other)
+        ]
+        total = total + F.l1_loss(logs[0], logs[1])
     return total / len(SCALES)
 
 
