@@ -128,7 +128,7 @@ class Course:
         with torch.autocast(self.options.device.type, torch.bfloat16, enabled=self._half):
             losses = step(self.step)
         self._optimizer.zero_grad(set_to_none=True)
-        losses["total"].backward()
+        torch.autograd.backward(losses["total"])
         nn.utils.clip_grad_norm_(self._learned, 1.0)
         self._optimizer.step()
         self.step += 1

@@ -140,7 +140,7 @@ class Teacher:
                 return self._clip(clip)
             case _:
                 clip = self._any(self._tones[scene.pitch] or [target])
-                sides = world.sound[clip].unflatten(0, (2, -1))[:, :SOUND_LATENTS]
+                sides = world.sound[clip].view(2, -1, 32)[:, :SOUND_LATENTS]
                 draft.heard.append(sides.flatten(0, 1))
                 return Reference("audio", True)
 

@@ -5,17 +5,17 @@
 Also sets `latents_mean` and `latents_std` of both VAEs, so that the DiT sees numbers of spread one.
 """
 
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
-from shared_runtime.demo.scene import Motion, Pitch, Scene, Shape, Speed
+from shared_runtime.demo.scene import Scene
 from shared_schema.tasks import audio_latents
 from training import geometry
 from training.course import Options, options_of, parser
@@ -30,6 +30,7 @@ REFERENCE_CLIPS = 1024
 """Clips that are also references: each is looked at once by the text encoder's processor."""
 SIZE = (geometry.HEIGHT, geometry.WIDTH)
 LAST = geometry.FRAMES - 1
+SCENES = TypeAdapter(list[Scene])
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class World:
 def rows(latents: torch.Tensor) -> torch.Tensor:
     """`(clips, rows, 96)` from latents `(clips, 24, T, H, W)`."""
     packed: torch.Tensor = patchify_video_latents(latents, PATCH)
-    return packed.unflatten(0, (len(latents), -1))
+    return packed.view(len(latents), -1, packed.shape[1])
 
 
 def spread(latents: torch.Tensor, channel: int) -> tuple[list[float], list[float]]:
@@ -87,7 +88,7 @@ def encode_sounds(vae: Any, many: list[Scene], device: torch.device, workers: in
     found = []
     for start in range(0, len(many), SOUNDS):
         waves = torch.from_numpy(sounds(many[start : start + SOUNDS], geometry.FRAMES, SIZE, workers))
-        for part in waves.split(BATCH):
+        for part in torch.split(waves, BATCH):
             sides = part.flatten(0, 1)[:, None].to(device, torch.float32)
             latents = vae.encode(sides, return_dict=False)[0].mode()
             found.append(latents.unflatten(0, (-1, 2)).cpu())
@@ -118,7 +119,7 @@ def write_world(folder: Path, world: World) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: getattr(world, name).contiguous() for name in ("video", "sound", "played", "first", "last")}
     save_file(tensors, folder / "latents.safetensors")
-    (folder / "scenes.json").write_text(json.dumps([asdict(scene) for scene in world.scenes]), encoding="utf-8")
+    (folder / "scenes.json").write_bytes(SCENES.dump_json(world.scenes))
 
 
 def read_world(folder: Path) -> World:
@@ -127,11 +128,7 @@ def read_world(folder: Path) -> World:
     Raises:
         FileNotFoundError: the stage has not run.
     """
-    listed = json.loads((folder / "scenes.json").read_text(encoding="utf-8"))
-    kinds = {"shape": Shape, "motion": Motion, "speed": Speed, "pitch": Pitch}
-    many = [
-        Scene(**{key: kinds[key](value) if key in kinds else value for key, value in each.items()}) for each in listed
-    ]
+    many = SCENES.validate_json((folder / "scenes.json").read_bytes())
     return World(many, **load_file(folder / "latents.safetensors"))
 
 
