@@ -95,20 +95,7 @@ async def serve(
         Whatever `supervise` raised.
     """
     _allow_open_files()
-    # httptools has no limit for a request's head: with h11 a caller cannot have us hold more than 64 KiB of it.
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=2,
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=list(proxies),
-        server_header=False,
-    )
-    server = _Server(config)
+    server = _server(app, proxies)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
@@ -129,6 +116,23 @@ async def serve(
         supervising.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await supervising
+
+
+def _server(app: ASGIApp, proxies: Sequence[str]) -> _Server:
+    config = uvicorn.Config(
+        app,
+        # httptools has no limit for a request's head: with h11 a caller cannot have us hold more than 64 KiB of it.
+        http="h11",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=2,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        server_header=False,
+    )
+    return _Server(config)
 
 
 def _allow_open_files() -> None:
