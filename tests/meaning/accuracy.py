@@ -30,10 +30,6 @@ class Score:
     wrong: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
-    def share(self, aspect: str) -> float:
-        """Of the clips, those judged rightly in one aspect."""
-        return 1 - self.wrong[aspect] / self.clips
-
 
 def rate(clips: int, decibel: float | None, seed: int, folder: Path) -> Score:
     """Judge `clips` clips, spoiled to a PSNR of `decibel` where that is given."""

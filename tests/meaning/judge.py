@@ -14,7 +14,6 @@ from tests.meaning.seeing import Seen, see
 
 Floats = NDArray[np.float64]
 
-ASPECTS = ("colour", "shape", "background", "motion", "speed", "pitch", "clicks", "pan")
 FRAME = 1 / FPS
 EDGE = 2.5 * FRAME
 """Contacts so near the ends of a clip may lack one side to be told by."""

@@ -11,7 +11,7 @@ from shared_runtime.demo.world import frames, sound
 from shared_schema.tasks import FPS, SAMPLE_RATE
 from tests.meaning.accuracy import rate
 from tests.meaning.clips import write_clip, write_scene
-from tests.meaning.judge import ASPECTS, judge, judge_decoded
+from tests.meaning.judge import judge, judge_decoded
 
 SIZE = (107, 64, 96)
 MOVING = Scene(Shape.DISC, "red", "black", Motion.RIGHT, Speed.SLOW, Pitch.LOW, 0.4, 0.2)
@@ -24,15 +24,9 @@ def wrong(scene: Scene, pictures: np.ndarray, waveform: np.ndarray) -> set[str]:
 
 @pytest.mark.parametrize("decibel", [None, 25.0])
 def test_right_clips_are_judged_right(tmp_path: Path, decibel: float | None) -> None:
-    score = rate(12, decibel, 3, tmp_path)
+    """`python -m tests.meaning.accuracy` does it with hundreds."""
+    score = rate(10, decibel, 3, tmp_path)
     assert not score.notes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("decibel", "needed"), [(None, 0.99), (25.0, 0.97)])
-def test_hardly_a_clip_is_judged_wrongly(tmp_path: Path, decibel: float | None, needed: float) -> None:
-    score = rate(24, decibel, 11, tmp_path)
-    assert all(score.share(aspect) >= needed for aspect in ASPECTS), score.notes
 
 
 @pytest.mark.parametrize(
