@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import signal
@@ -95,6 +96,9 @@ async def serve(
         Whatever `supervise` raised.
     """
     _allow_open_files()
+    # What is there by now stays. Looking through all of it for garbage would hold up every answer for 0.2 s, now and then.
+    gc.collect()
+    gc.freeze()
     server = _server(app, proxies)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
