@@ -96,7 +96,7 @@ async def serve(
         Whatever `supervise` raised.
     """
     _allow_open_files()
-    # What is there by now stays. Looking through all of it for garbage would hold up every answer for 0.2 s, now and then.
+    # What is there by now stays. Looking through all of it for garbage would hold up every answer for 0.2 s.
     gc.collect()
     gc.freeze()
     server = _server(app, proxies)
