@@ -87,7 +87,7 @@ class Crowd:
                 rest = b""
                 while some := await reader.read(1 << 16):
                     self.tally.events += (rest + some).count(b"\ndata:")
-                    rest = some[-5:]
+                    rest = (rest + some)[-5:]
         finally:
             writer.close()
 

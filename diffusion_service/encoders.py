@@ -62,7 +62,7 @@ class Encoders:
 
     @contextlib.asynccontextmanager
     async def one(self, turn: Turn, starve: Callable[[bool], None]) -> AsyncIterator[EncoderLink]:
-        """An encoder for one job, as soon as one is ready and free and nobody of a earlier `turn` waits.
+        """An encoder for one job, as soon as one is ready and free and nobody of an earlier `turn` waits.
 
         `starve` is told meanwhile whether all that is missing is room in the slab.
         """
