@@ -37,7 +37,7 @@ export class Stage {
   leave() {
     this.following?.abort();
     this.progress?.close();
-    Object.assign(this, { id: null, video: null, following: null, progress: null });
+    Object.assign(this, { id: null, video: null, following: null, progress: null, begun: false });
   }
 
   empty() {
@@ -50,11 +50,13 @@ export class Stage {
     if (event.type === "video.deleted") return this.empty();
     if (!this.video || !event.status || !unfinished(event)) return;
     this.told += 1;
-    if (event.progress >= this.video.progress) {
+    const anew = this.begun && event.status === "queued";
+    this.begun = event.status === "in_progress";
+    if (anew || event.progress >= this.video.progress) {
       Object.assign(this.video, { status: event.status, phase: event.phase, progress: event.progress });
       if (event.phase !== "denoising") this.video.step = null;
       this.progress?.show(this.video);
-    } // else it is the past, with which a stream begins, or a new attempt: the answer tells
+    } // else it is the past, with which a stream begins
     const wait = Math.max(0, this.asked + 300 - Date.now());
     clearTimeout(this.later);
     this.later = setTimeout(() => this.refresh(), wait);

@@ -46,6 +46,36 @@ def test_all_outputs_are_published_with_the_job(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_percentages_of_a_phase_are_written_now_and_then_and_a_new_phase_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every change wakes all who listen to the job: 200 streams took a third of a core.
+    monkeypatch.setattr("diffusion_service.jobs.conduct.PERCENT_EVERY_S", 600)
+
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        job = await stage.add()
+        await stage.until(lambda: stage.engine.at_work)
+        conduct = next(iter(stage.runner._line))
+        written: list[str] = []
+        tell = stage.feed.tell
+        stage.store._tell = lambda changed: (written.append(changed), tell(changed))
+        for done in range(1, 31):
+            conduct._reached("denoising", done, 30, 0)
+            await asyncio.sleep(0.001)
+        assert len(written) <= 1
+        conduct._reached("decoding", 1, 30, 0)
+        await stage.until(lambda: _phase_is(stage, job, "decoding"))
+        stage.open()
+        assert (await stage.final(job)).status == "completed"
+
+    play(tmp_path, scenario)
+
+
+async def _phase_is(stage: Stage, job: str, phase: str) -> bool:
+    return (await stage.job(job)).phase == phase
+
+
 def test_the_kept_conditioning_is_reported(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         stage.open()
