@@ -24,7 +24,7 @@ from benchmarks.decode import PIXEL_MEAN, PIXEL_STD
 from benchmarks.denoise import Case, Outputs
 from benchmarks.device import Device, relative_error, series
 from benchmarks.kernels import kernel_times
-from diffusion_service.fitting import Fitter, warm_up
+from diffusion_service.fitting import Fitter
 from diffusion_service.model.attention import choose
 from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Dit, Moment, Rows
@@ -34,6 +34,7 @@ from diffusion_service.parallel.vae_tiles import video_decoder
 from diffusion_service.sampling.decode import Chunks
 from encoder_service.commands import Encode, EncoderRankSettings, Push, Pushed
 from encoder_service.worker import EncoderRank
+from shared_runtime.compiling import compile_now
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import Mesh, RankSpec
@@ -303,7 +304,7 @@ class BenchRank:
             self._chunks = Chunks(vae, PIXEL_MEAN, PIXEL_STD, "fp16" if self._device.is_gpu else "fp32")
             if self._device.is_gpu:
                 compile_blocks(vae.decoder.transformer_blocks)
-                warm_up("the video decoder", self._chunks.warm_up, self._beater)
+                compile_now("the video decoder", self._chunks.warm_up, self._settings.stage, self._beater.beat)
         return self._chunks
 
     def _seen(self, frames: torch.Tensor, ranks: int) -> dict[str, Any]:

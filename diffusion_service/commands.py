@@ -5,7 +5,7 @@ from pathlib import Path
 
 from diffusion_service.adapters.adapter import Adapter
 from shared_runtime.ranks.messages import RankFacts
-from shared_schema.deploy.model import DiffusionStage
+from shared_schema.deploy.model import DiffusionStage, EncodePrecision
 from shared_schema.deploy.settings import LogFormat, LogLevel
 from shared_schema.encode import EncodeRequest, ShmLanding
 from shared_schema.encoder_output import Manifest
@@ -30,6 +30,8 @@ class DiffusionRankSettings:
     log_format: LogFormat
     adapter: Adapter | None = None
     """Merged into the weights of its partition while they are read."""
+    encode_precision: EncodePrecision = "fp32"
+    """How the video VAE encodes, here or in the encoder: jobs report it."""
 
 
 @dataclass(frozen=True)

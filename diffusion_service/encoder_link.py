@@ -37,6 +37,7 @@ class Expected:
     text_only: bool
     connector: ConnectorName
     probe_bytes: int
+    vae_encode_precision: str = "fp32"
     gpus: tuple[str, ...] = ()
     """UUIDs of our own GPUs, which the encoder must leave alone unless both stages share."""
     share_devices: bool = False
@@ -112,7 +113,7 @@ class EncoderLink:
     def _mismatch(self, identity: EncoderIdentity) -> str | None:
         if identity.schema_version not in READ_VERSIONS:
             return f"the encoder speaks schema version {identity.schema_version}, not {sorted(READ_VERSIONS)}"
-        for name in ("weights_revision", "text_only", "connector"):
+        for name in ("weights_revision", "text_only", "connector", "vae_encode_precision"):
             theirs, ours = getattr(identity, name), getattr(self._expected, name)
             if theirs != ours:
                 return f"encoder and diffusion service differ in {name}: {theirs} there, {ours} here"

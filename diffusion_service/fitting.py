@@ -4,8 +4,7 @@ Runs in diffusion ranks.
 """
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from diffusion_service.model.quantize import Quantizer, check_device
 from diffusion_service.model.turns import DECODERS, Parked, Turns
 from diffusion_service.parallel.tensor import DIT_PLAN, use_local_heads
 from diffusion_service.parallel.ulysses import SequenceShard, attend_by_heads
+from shared_runtime.compiling import compile_now
 from shared_runtime.device_memory import PageLocker
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.worker import Beater
@@ -173,7 +173,7 @@ class Fitter:
             return
         self._turns.take(name)
         compile_blocks(dit.transformer.transformer_blocks)
-        warm_up("the transformer's blocks", lambda: dit.warm_up(LONGEST_ROWS), beater)
+        compile_now("the transformer's blocks", lambda: dit.warm_up(LONGEST_ROWS), self._stage, beater.beat)
 
 
 @dataclass(frozen=True)
@@ -206,11 +206,3 @@ def _parts(module: Any) -> list[nn.Module]:
     direct = [name for name, _ in module.named_parameters(recurse=False)]
     assert not direct, f"{type(module).__name__} has weights of its own: {direct}"
     return found
-
-
-def warm_up(what: str, compile_: Callable[[], None], beater: Beater) -> None:
-    """Compile something now, and say how long it took."""
-    begun = time.perf_counter()
-    compile_()
-    beater.beat()
-    logger.info("compiled %s in %.1f s", what, time.perf_counter() - begun)

@@ -17,7 +17,7 @@ from diffusion_service.commands import (
     Generated,
     PayloadTaken,
 )
-from diffusion_service.fitting import Fitter, held, load, warm_up
+from diffusion_service.fitting import Fitter, held, load
 from diffusion_service.model.attention import choose
 from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.turns import Turns
@@ -27,6 +27,7 @@ from diffusion_service.parallel.vae_tiles import video_decoder
 from diffusion_service.sampling.decode import Chunks, VideoDecoder
 from diffusion_service.sampling.generate import Generator
 from diffusion_service.sampling.media import MediaConditioner
+from shared_runtime.compiling import compile_now
 from shared_runtime.conditioning.blocks import Pipeline
 from shared_runtime.conditioning.latents import MediaEncoder
 from shared_runtime.conditioning.packing import Conditions, unpack
@@ -39,7 +40,7 @@ from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_runtime.sharding import Sharding
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.shm import SlabReader
-from shared_schema.deploy.model import AttentionBackend, DiffusionStage, Precision
+from shared_schema.deploy.model import AttentionBackend, DiffusionStage
 from shared_schema.deploy.settings import PARTITION_TASKS, Partition, partition_of
 from shared_schema.encoder_output import EncoderOutput
 from shared_schema.errors import H3Error, TransportError
@@ -84,7 +85,7 @@ class DiffusionRank:
             weight_bytes=holdings.resident + (0 if media is None else media.weight_bytes),
             offloaded_bytes=holdings.offloaded,
             load_format=stage.load_format,
-            execution=_execution(stage, device, stage.decode_precision, dtype, attention),
+            execution=_execution(settings, device, dtype, attention),
         )
         if device.type == "cuda":
             # What loading took is nobody's peak, and on a shared GPU others need it.
@@ -103,7 +104,7 @@ class DiffusionRank:
             chunks = None if vae is None else Chunks(vae, *pixels, stage.decode_precision)
             if chunks is not None and compiled:
                 compile_blocks(chunks.vae.decoder.transformer_blocks)
-                warm_up("the video decoder", chunks.warm_up, beater)
+                compile_now("the video decoder", chunks.warm_up, stage, beater.beat)
             return video_decoder(chunks, self._comm, patch)
 
         return decoder
@@ -175,14 +176,16 @@ class DiffusionRank:
 
 
 def _execution(
-    stage: DiffusionStage, device: torch.device, precision: Precision, dtype: torch.dtype, attention: AttentionBackend
+    settings: DiffusionRankSettings, device: torch.device, dtype: torch.dtype, attention: AttentionBackend
 ) -> Execution:
+    stage = settings.stage
+    vae = f"vae encode {settings.encode_precision}, vae decode {stage.decode_precision}"
     return Execution(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch=str(torch.__version__),
         tp=stage.parallel_config.tensor_parallel_size,
         ulysses=stage.parallel_config.ulysses_degree,
-        precision=f"dit {str(dtype).removeprefix('torch.')}{_products(stage)}, vae decode {precision}",
+        precision=f"dit {str(dtype).removeprefix('torch.')}{_products(stage)}, {vae}",
         attention=attention,
         load_format=stage.load_format,
     )

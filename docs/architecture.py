@@ -73,7 +73,7 @@ BOXES = (
     Box(1, 8, "both", "checkpoint", "hub, files, the tiny one", _of(R, "checkpoint", "hub", "tiny", "tiny_tensors", "demo")),
     Box(4, 7, "both", "transport", "slab, shm, NIXL, inline", _of(R, "transport")),
     Box(2, 7, "rank", "conditioning", "diffusers' encode steps", _of(R, "conditioning")),
-    Box(3, 8, "rank", "weights", "loading, shards, memory", _of(R, "weights", "dummy", "sharding", "device_memory", "tensor_float")),
+    Box(3, 8, "rank", "weights", "loading, shards, memory", _of(R, "weights", "dummy", "sharding", "device_memory", "tensor_float", "compiling")),
     Box(2, 8, "both", "media", "probe and decode files", _of(R, "media")),
     Box(4, 8, "both", "ranks", "group, forker, worker, mesh", _of(R, "ranks")),
     Box(5, 9, "both", "tracing, logs", "spans, ids in log lines", _of(R, "tracing", "logs")),

@@ -134,6 +134,7 @@ def _identity(
         weights_revision=checkpoint.revision,
         text_only=settings.deployment.diffusion.text_only,
         connector=settings.deployment.connector,
+        vae_encode_precision=settings.deployment.encoder.encode_precision,
         gpus=tuple(gpu.uuid for gpu in gpus),
         share_devices=settings.deployment.encoder.share_devices,
     )

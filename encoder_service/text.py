@@ -1,4 +1,8 @@
-"""The text tower's layers, compiled once for every length. Runs in encoder ranks; torch."""
+"""The text tower's norms and MLPs, compiled once for every length. Runs in encoder ranks; torch.
+
+Not whole layers: transformers hangs a hook on every layer and every attention to read hidden states, each with a key of
+its own, so that each layer would be a graph of its own. Between the products that is all there is to join anyway.
+"""
 
 from typing import Any
 
@@ -7,30 +11,20 @@ from diffusers.modular_pipelines.minimax_h3.encoders import get_qwen3vl_prompt_e
 
 from shared_runtime.stored import TEXT_LAYERS
 
-WARM_UP_TOKENS = 96
+WARM_UP_TOKENS = (96, 1)
+"""Any length is one graph, but for a single token, which the compiler takes for a constant."""
 
 
 def compile_layers(text_encoder: Any, backend: str = "inductor") -> None:
-    """Compile every layer when it is first called: one graph serves all of them, with its length as a symbol in it.
-
-    The forward of a layer and not its call: on calls transformers hangs a hook for every layer, and each would be a
-    graph of its own.
-    """
+    """Compile what is called between the products of every layer; all layers share the graphs."""
     for layer in text_encoder.model.language_model.layers:
-        layer.forward = torch.compile(layer.forward, fullgraph=True, dynamic=True, backend=backend)
+        for part in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp):
+            part.forward = torch.compile(part.forward, fullgraph=True, dynamic=True, backend=backend)
 
 
 @torch.no_grad()
 def warm_up(text_encoder: Any, processor: Any) -> None:
-    """Encode something, before anybody waits for the compiler. A collective.
-
-    Words alone, and words as they stand between pictures: their places have three directions, which is another graph.
-    """
+    """Encode something as requests do, before anybody waits for the compiler. A collective."""
     device, dtype = text_encoder.device, text_encoder.dtype
-    tokens = list(range(WARM_UP_TOKENS))
-    get_qwen3vl_prompt_embeds(text_encoder, processor, tokens, {}, TEXT_LAYERS, device, dtype)
-    language = text_encoder.model.language_model
-    places = torch.arange(WARM_UP_TOKENS, device=device).expand(3, 1, -1)
-    embedded = language.embed_tokens(torch.tensor([tokens], device=device))
-    mask = torch.ones(1, WARM_UP_TOKENS, dtype=torch.long, device=device)
-    language(inputs_embeds=embedded, attention_mask=mask, position_ids=places, use_cache=False)
+    for length in WARM_UP_TOKENS:
+        get_qwen3vl_prompt_embeds(text_encoder, processor, list(range(length)), {}, TEXT_LAYERS, device, dtype)

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import time
 
 import torch
 
@@ -22,6 +21,7 @@ from encoder_service.parallel import TEXT_PLAN
 from encoder_service.pipeline import EncodedRequest, EncoderPipeline
 from encoder_service.text import compile_layers, warm_up
 from encoder_service.vision import batch_vision
+from shared_runtime.compiling import compile_now
 from shared_runtime.conditioning.latents import MediaEncoder
 from shared_runtime.device_memory import locker_for
 from shared_runtime.logs import set_up_logging
@@ -51,12 +51,12 @@ class EncoderRank:
             batch_vision(text_encoder)
         beater.beat()
         if comm.device.type == "cuda" and not settings.stage.enforce_eager:
-            begun = time.perf_counter()
             compile_layers(text_encoder)
-            warm_up(text_encoder, processor)
-            logger.info("compiled the text encoder in %.1f s", time.perf_counter() - begun)
-            beater.beat()
+            compile_now("the text encoder", lambda: warm_up(text_encoder, processor), settings.stage, beater.beat)
         media_encoder = _media_encoder(settings, comm, beater)
+        if comm.device.type == "cuda":
+            # What warming up took goes back: others may share the GPU.
+            torch.cuda.empty_cache()
         self._tokenizer = load_tokenizer(path)
         components = {
             "text_encoder": text_encoder,

@@ -180,6 +180,8 @@ class EncoderIdentity(Wire):
     weights_revision: str
     text_only: bool
     connector: Literal["SharedMemoryConnector", "NixlConnector"]
+    vae_encode_precision: str = "fp32"
+    """Of its video VAE: another one makes other bits."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that its ranks use."""
     share_devices: bool = False

@@ -24,6 +24,7 @@ RANK_SIDE = (
     "shared_runtime.ranks.parcels",
     "shared_runtime.sharding",
     "shared_runtime.conditioning",
+    "shared_runtime.compiling",
     "shared_runtime.tensor_float",
     "shared_runtime.device_memory",
     "shared_runtime.weights",

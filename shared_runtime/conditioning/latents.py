@@ -4,7 +4,6 @@ Encoder ranks encode them; in the text-only split diffusion ranks do.
 """
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
     MiniMaxH3Ref2VAReferenceEncoderStep,
 )
 
+from shared_runtime.compiling import compile_now
 from shared_runtime.conditioning.audio_vae import LeaderAudioVae
 from shared_runtime.conditioning.blocks import Pipeline
 from shared_runtime.conditioning.tile_runner import BatchedTiles
@@ -106,12 +106,11 @@ class MediaEncoder:
 
 
 def _batched(video_vae: Any, stage: Stage, beat: Beat) -> BatchedTiles:
-    begun = time.perf_counter()
     compiler = None if stage.enforce_eager else "inductor"
     made = BatchedTiles(video_vae, stage.encode_precision, compiler=compiler)
+    logger.info("video encoder: at most %s tiles of clips and %s of pictures in a batch", *made.most.values())
     if compiler is not None:
-        made.warm_up(beat)
-        logger.info("compiled the video encoder in %.1f s", time.perf_counter() - begun)
+        compile_now("the video encoder", lambda: made.warm_up(beat), stage, beat)
     return made
 
 

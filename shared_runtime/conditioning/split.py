@@ -13,7 +13,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from shared_runtime.conditioning.ways import Way
-from shared_runtime.tensor_float import tensor_float
+from shared_runtime.tensor_float import tensor_float_convolutions
 
 PARTS: dict[Way, int] = {"halved": 2, "quartered": 4}
 """Into how many parts of the channels the product of the high pieces is cut."""
@@ -38,7 +38,7 @@ def pieces(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _convolve(pixels: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], in_tf32: bool) -> torch.Tensor:
     """A convolution without padding and bias over clips `(n, c, t, h, w)` or pictures `(n, c, h, w)`."""
     made = functional.conv2d if pixels.ndim == 4 else functional.conv3d
-    with tensor_float(in_tf32):
+    with tensor_float_convolutions(in_tf32):
         return made(pixels, weight, None, list(stride))
 
 

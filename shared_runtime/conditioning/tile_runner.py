@@ -68,13 +68,16 @@ class BatchedTiles(nn.Module):
     ) -> None:
         """`compiler`: torch's name of one, or None; `ways`: None for the repository's table."""
         super().__init__()
-        self._room = room
         self._ways = Ways.read() if ways is None else ways
         self.clip = self._model(vae, "clip", precision)
         self.picture = self._model(vae, "picture", precision)
-        self._whole_tile = (vae.tile_sample_min_height, vae.tile_sample_min_width)
-        self._frames = {"clip": vae.config.clip_length, "picture": 1}
-        self._widest = vae.config.block_out_channels[0]
+        self._whole_tile: tuple[int, int] = (vae.tile_sample_min_height, vae.tile_sample_min_width)
+        self._frames: dict[Kind, int] = {"clip": vae.config.clip_length, "picture": 1}
+        self._widest: int = vae.config.block_out_channels[0]
+        # Settled once: batches of another size may end in other bits, and what is free changes.
+        free = room(next(vae.parameters()).device)
+        self.most: dict[Kind, int] = {kind: self._fits(kind, free) for kind in ("clip", "picture")}
+        """Tiles in a batch."""
         self._compiled: dict[Kind, Callable[[torch.Tensor], torch.Tensor]] = {}
         if compiler is not None:
             # One graph a kind: the number of tiles is a symbol in it.
@@ -91,35 +94,36 @@ class BatchedTiles(nn.Module):
 
         return TileModel(vae, way, known.layout, flat=kind == "picture")
 
-    def at_once(self, tile: torch.Tensor) -> int:
-        """As many as the table says, or as there is room for."""
-        most = self._ways.of(_kind(tile)).tiles_at_once
-        return max(1, min(most, int(self._room(tile.device) * ROOM_USED) // self.tile_bytes(tile)))
+    def _fits(self, kind: Kind, free: int) -> int:
+        frames, (height, width) = self._frames[kind], self._whole_tile
+        tile_bytes = VALUES_AT_ONCE * self._widest * frames * height * width * torch.float32.itemsize
+        return max(1, min(self._ways.of(kind).tiles_at_once, int(free * ROOM_USED) // tile_bytes))
 
-    def tile_bytes(self, tile: torch.Tensor) -> int:
-        """Bytes that encoding one tile takes beside the weights, at most."""
-        widest: int = self._widest
-        return VALUES_AT_ONCE * widest * tile[0, 0].numel() * tile.element_size()
+    def at_once(self, tile: torch.Tensor) -> int:
+        """As many as were settled at start."""
+        return self.most[_kind(tile)]
 
     def encode(self, tiles: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `TileRunner.encode`."""
         kind = _kind(tiles[0])
         compiled = self._compiled.get(kind) if tiles[0].shape[-2:] == self._whole_tile else None
-        if compiled is None:
+        # A batch of one would be a graph of its own.
+        if compiled is None or len(tiles) == 1:
             model = self.clip if kind == "clip" else self.picture
             return list(torch.split(model(torch.cat(list(tiles))), 1))
-        # A lone tile is encoded twice: a batch of one would be a graph of its own.
-        batch = torch.cat([*tiles, tiles[0]] if len(tiles) == 1 else list(tiles))
+        batch = torch.cat(list(tiles))
         torch._dynamo.mark_dynamic(batch, 0)
-        return list(torch.split(compiled(batch), 1))[: len(tiles)]
+        return list(torch.split(compiled(batch), 1))
 
     @torch.no_grad()
     def warm_up(self, beat: Callable[[], None]) -> None:
         """Compile, before anybody waits for it."""
         device = next(self.buffers()).device
-        for kind in self._compiled:
+        for kind, most in self.most.items():
+            if kind not in self._compiled or most < 2:
+                continue
             tile = torch.zeros(1, 3, self._frames[kind], *self._whole_tile, device=device)
-            self.encode([tile] * self.at_once(tile))
+            self.encode([tile] * most)
             beat()
 
 

@@ -192,9 +192,14 @@ class TileShare(nn.Module):
         """Within it, calls encode this rank's tiles alone; at its end all of them are encoded."""
         self.dealt, self.encoded, self._batch, self._pace = [], {}, [], Pace(beat)
         self._loads = [0] * len(self._loads)
-        yield
-        self._encode_batch()
-        self._pace.finish()
+        try:
+            yield
+            self._encode_batch()
+            self._pace.finish()
+        except BaseException:
+            # Whole clips hang on these.
+            self.encoded, self._batch, self._pace = {}, [], Pace()
+            raise
 
     @contextmanager
     def replaying(self, moments: list[torch.Tensor]) -> Iterator[None]:

@@ -85,6 +85,7 @@ def test_an_encoder_that_fits_is_trusted_after_one_probe(slab: Slab, tmp_path: P
         ("weights_revision", "r2", "differ in weights_revision: r2 there, r1 here"),
         ("text_only", True, "differ in text_only: True there, False here"),
         ("connector", "NixlConnector", "differ in connector: NixlConnector there, SharedMemoryConnector here"),
+        ("vae_encode_precision", "split", "differ in vae_encode_precision: split there, fp32 here"),
         ("schema_version", 99, "speaks schema version 99"),
     ],
 )

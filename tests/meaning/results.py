@@ -2,8 +2,10 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 NEEDED: dict[str, dict[str, float]] = {
     "t2va": {"colour": 0.95, "shape": 0.90, "motion": 0.95, "pitch": 0.95, "clicks": 0.90},
@@ -29,12 +31,31 @@ class Result:
 
 
 class Results:
-    """A file of results that grows: what is in it is not made again."""
+    """A file of results that grows: what is in it is not made again. Its first line says what made them."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, made_by: Mapping[str, str]) -> None:
+        """`made_by` is everything that decides a verdict: weights, adapter, schedule, seed, what was broken.
+
+        Raises:
+            ValueError: the file's results were made by something else.
+        """
         self._file = file
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(made_by) + "\n", encoding="utf-8")
+        first, *lines = file.read_text(encoding="utf-8").splitlines()
+        if json.loads(first) != made_by:
+            raise ValueError(f"{file} was made by {first}, not by {json.dumps(made_by)}: choose another --out")
         self.all = [Result(**json.loads(line)) for line in lines]
+
+    @classmethod
+    def kept(cls, file: Path) -> Self:
+        """Those of a run before.
+
+        Raises:
+            OSError: there are none.
+        """
+        return cls(file, json.loads(file.read_text(encoding="utf-8").partition("\n")[0]))
 
     def names(self) -> set[str]:
         """Of the clips that were judged."""
@@ -42,7 +63,6 @@ class Results:
 
     def add(self, result: Result) -> None:
         """Keep one more."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(result)) + "\n")
         self.all.append(result)
@@ -66,21 +86,30 @@ class Results:
             lines.append(f"| {task} | {group} | {aspect} | {right} | {of} | {100 * right / of:.1f} | {wanted} |")
         return "\n".join(lines)
 
-    def missed(self) -> list[str]:
-        """What does not hold, over all clips of a task."""
+    def missed(self, tasks: Collection[str]) -> list[str]:
+        """What does not hold, over all clips of each of `tasks`; an aspect that no clip shows does not."""
         shares, found = self.shares(), []
-        for task, aspects in NEEDED.items():
-            for aspect, needed in aspects.items():
+        for task in tasks:
+            for aspect, needed in NEEDED[task].items():
                 right, of = shares.get((task, "all", aspect), (0, 0))
-                if of and right < needed * of:
+                if not of:
+                    found.append(f"{task}: {aspect} was not seen")
+                elif right < needed * of:
                     found.append(f"{task}: {aspect} {100 * right / of:.1f} %, needed {100 * needed:.0f} %")
         return found
 
     def lost_to(self, turbo: "Results") -> list[str]:
-        """Where `turbo` is worse than this by more than it may be."""
+        """Where `turbo` is worse than this by more than it may be, in what it made.
+
+        Raises:
+            ValueError: it made nothing that this has.
+        """
         found, theirs = [], turbo.shares()
-        for key, (right, of) in self.shares().items():
-            if key[1] == "all" and key in theirs and key[2] in NEEDED[key[0]]:
+        both = {key: share for key, share in self.shares().items() if key in theirs}
+        if not both:
+            raise ValueError("the two runs have no task in common")
+        for key, (right, of) in both.items():
+            if key[1] == "all" and key[2] in NEEDED[key[0]]:
                 there = theirs[key][0] / theirs[key][1]
                 if there < right / of - TURBO_LOSS:
                     found.append(f"{key[0]}: {key[2]} {100 * there:.1f} % with Turbo, {100 * right / of:.1f} % without")

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -142,6 +143,22 @@ def _serving(options: argparse.Namespace) -> Iterator[VideoClient]:
                 yield client
 
 
+def _made_by(options: argparse.Namespace) -> dict[str, str]:
+    return {
+        "weights": _digest(Path(options.model)) if options.model else options.url,
+        "adapter": _digest(Path(options.lora)) if options.lora else "none",
+        "sigma_points": "the adapter's" if options.lora else str(options.sigma_points),
+        "seed": str(options.seed),
+        "broken": options.breakage or "nothing",
+    }
+
+
+def _digest(path: Path) -> str:
+    """Of a file, or of everything in a folder."""
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    return sha256(b"".join(sha256(each.read_bytes()).digest() for each in files)).hexdigest()
+
+
 def main() -> int:
     """0 when everything holds."""
     parser = argparse.ArgumentParser(prog="tests.meaning.run", description="Judge clips of the demo checkpoint.")
@@ -157,7 +174,11 @@ def main() -> int:
     options = parser.parse_args()
     if bool(options.model) == bool(options.url):
         parser.error("give --model or --url")
-    results = Results(options.out / "results.jsonl")
+    try:
+        results = Results(options.out / "results.jsonl", _made_by(options))
+        without = None if options.without is None else Results.kept(options.without)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     points = None if options.lora else options.sigma_points
     cases = all_cases(options.clips, options.seed)
     if options.lora:
@@ -167,9 +188,7 @@ def main() -> int:
     with _serving(options) as client:
         maker = ServedMaker(client, options.out / "inputs", points, options.breakage)
         run(cases, maker, results, options.out / "clips", options.breakage)
-    missed = results.missed()
-    if options.without is not None:
-        missed = Results(options.without).lost_to(results)
+    missed = results.missed({case.task for case in cases}) if without is None else without.lost_to(results)
     print(f"\n{results.table()}\n")
     print("\n".join(missed) if missed else "everything holds")
     return 1 if missed else 0

@@ -16,6 +16,7 @@ from tests.meaning.run import ServedMaker, judged, late, psnr, run
 from video_client.client import ClientError, VideoClient
 
 CASES = all_cases(4, 20)
+MADE_BY = {"weights": "these"}
 
 
 class Knowing:
@@ -47,22 +48,42 @@ def test_right_clips_hold_everything_and_a_stopped_run_goes_on(tmp_path: Path) -
     file = tmp_path / "results.jsonl"
     stopped = Knowing(fail_at=CASES[5].name)
     with pytest.raises(ClientError):
-        run(CASES, stopped, Results(file), tmp_path / "clips")
+        run(CASES, stopped, Results(file, MADE_BY), tmp_path / "clips")
     going_on = Knowing()
-    run(CASES, going_on, Results(file), tmp_path / "clips")
+    run(CASES, going_on, Results(file, MADE_BY), tmp_path / "clips")
     assert stopped.made + going_on.made == [case.name for case in CASES]
-    results = Results(file)
-    assert not results.missed(), results.table()
+    results = Results(file, MADE_BY)
+    assert not results.missed(NEEDED), results.table()
     assert "| t2va | all | colour | 4 | 4 | 100.0 | 95 |" in results.table()
 
 
-def test_results_below_what_is_needed_are_named() -> None:
-    results = Results(Path("/nowhere"))
-    results.all = [Result(f"{i}", "g", "t2va", {"colour": i > 0, "shape": True}, 1.0) for i in range(10)]
-    assert results.missed() == ["t2va: colour 90.0 %, needed 95 %"]
-    turbo = Results(Path("/nowhere"))
-    turbo.all = [Result(f"{i}", "g", "t2va", {"colour": i > 0, "shape": i > 1}, 1.0) for i in range(10)]
+def test_results_below_what_is_needed_are_named(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl", MADE_BY)
+    right = {"colour": True, "shape": True, "motion": True, "pitch": True, "clicks": True}
+    results.all = [Result(f"{i}", "g", "t2va", {**right, "colour": i > 0}, 1.0) for i in range(10)]
+    assert results.missed({"t2va"}) == ["t2va: colour 90.0 %, needed 95 %"]
+    turbo = Results(tmp_path / "turbo.jsonl", MADE_BY)
+    turbo.all = [Result(f"{i}", "g", "t2va", {**right, "colour": i > 0, "shape": i > 1}, 1.0) for i in range(10)]
     assert results.lost_to(turbo) == ["t2va: shape 80.0 % with Turbo, 100.0 % without"]
+
+
+def test_what_was_not_seen_does_not_hold(tmp_path: Path) -> None:
+    results, none = Results(tmp_path / "results.jsonl", MADE_BY), Results(tmp_path / "none.jsonl", MADE_BY)
+    assert "fl2va: first was not seen" in results.missed({"fl2va"})
+    results.add(Result("one", "g", "fl2va", {"first": True}, 1.0))
+    assert results.missed({"fl2va"}) == ["fl2va: last was not seen", "fl2va: continuous was not seen"]
+    with pytest.raises(ValueError, match="no task in common"):
+        results.lost_to(none)
+    with pytest.raises(OSError, match="nothing"):
+        Results.kept(tmp_path / "nothing.jsonl")
+
+
+def test_verdicts_on_other_weights_are_not_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    Results(file, MADE_BY).add(Result("one", "g", "t2va", {}, 1.0))
+    assert Results.kept(file).names() == {"one"}
+    with pytest.raises(ValueError, match="choose another --out"):
+        Results(file, {**MADE_BY, "weights": "others"})
 
 
 def clip_of(scene: Scene, folder: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -275,7 +275,9 @@ def test_a_job_says_which_products_are_fp8(shop: Shop, ignored: list[str], but: 
     stage = {"quantization_config": {"transformer": {"method": "fp8", "ignored_layers": ignored}}}
     made = shop.make(stage, only=frozenset({Task.T2VA}))
     more = "".join(ignored[1:])
-    assert made.facts.execution.precision == f"dit float32 with fp8 products{but}{more}, vae decode fp32"
+    assert (
+        made.facts.execution.precision == f"dit float32 with fp8 products{but}{more}, vae encode fp32, vae decode fp32"
+    )
 
 
 def test_the_same_seed_makes_the_same_clip(shop: Shop) -> None:

@@ -85,14 +85,14 @@ def test_one_graph_a_kind_serves_every_number_of_tiles(vae: Any) -> None:
 
 
 def test_a_batch_is_what_the_table_says_or_what_fits(vae: Any) -> None:
-    tile = torch.zeros(CLIP)
-    free = 0
-    runner = batched(vae, "split", room=lambda _: free)
-    assert runner.at_once(tile) == 1
-    free = 3 * runner.tile_bytes(tile)
-    assert runner.at_once(tile) == 2
-    free = 100 * runner.tile_bytes(tile)
-    assert runner.at_once(tile) == 4
+    vae.enable_tiling(64, 48, 16, 16)
+    values = 12 * vae.config.block_out_channels[0] * 64 * 48 * 4
+
+    def most(clips: float) -> list[int]:
+        runner = batched(vae, "split", room=lambda _: int(clips * 17 * values))
+        return [runner.at_once(torch.zeros(1, 3, frames, 64, 48)) for frames in (17, 1)]
+
+    assert [most(clips) for clips in (0, 0.2, 3, 100)] == [[1, 1], [1, 3], [2, 4], [4, 4]]
 
 
 def test_the_table_knows_every_layer_of_the_released_model_and_no_other() -> None:
