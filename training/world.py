@@ -30,6 +30,8 @@ REFERENCE_CLIPS = 1024
 """Clips that are also references: each is looked at once by the text encoder's processor."""
 SIZE = (geometry.HEIGHT, geometry.WIDTH)
 LAST = geometry.FRAMES - 1
+LEAST_LOG_VARIANCE = -30.0
+"""Diffusers cuts it there: a deviation of 3e-7."""
 SCENES = TypeAdapter(list[Scene])
 
 
@@ -95,10 +97,22 @@ def encode_sounds(vae: Any, many: list[Scene], device: torch.device, workers: in
     return torch.cat(found)
 
 
+@torch.no_grad()
+def make_certain(vae: Any) -> None:
+    """Let the video VAE's posterior have no spread any more: services draw from it, and training knows its mean.
+
+    Of single frames the spread was never trained, and channels that carry nothing have one of 1.
+    """
+    half = vae.quant_conv.out_channels // 2
+    vae.quant_conv.weight[half:] = 0
+    vae.quant_conv.bias[half:] = LEAST_LOG_VARIANCE
+
+
 def encode(options: Options, count: int) -> World:
     """Draw and encode so many clips, and set the VAEs' spreads from them."""
     many, folder = scenes(count, options.seed + 1), options.checkpoint
     vae, audio_vae = (read_component(folder, name).to(options.device).eval() for name in ("vae", "audio_vae"))
+    make_certain(vae)
     pictures = encode_pictures(vae, many, options.device)
     heard = encode_sounds(audio_vae, many, options.device, os.cpu_count() or 1)
     mean, std = spread(pictures[0], 1)

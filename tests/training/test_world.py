@@ -5,7 +5,7 @@ import torch
 from shared_schema.tasks import audio_latents, video_latents
 from training import geometry
 from training.drawing import scenes
-from training.world import World, encode_sounds, read_world, rows, spread, write_world
+from training.world import World, encode_sounds, make_certain, read_world, rows, spread, write_world
 
 
 def test_a_sound_has_the_latents_that_a_reference_has_and_is_repeated_exactly() -> None:
@@ -15,6 +15,18 @@ def test_a_sound_has_the_latents_that_a_reference_has_and_is_repeated_exactly() 
     # One more than is made: 107 frames last 142,667 samples, and the last 267 begin another latent.
     assert latents.shape == (2, 2, 32, audio_latents(geometry.FRAMES) + 1)
     assert torch.equal(latents, encode_sounds(vae, many, torch.device("cpu"), workers=1))
+
+
+@torch.no_grad()
+def test_what_services_draw_is_what_was_learned() -> None:
+    vae = geometry.video_vae().eval()
+    torch.nn.init.normal_(vae.quant_conv.weight)
+    pixels = torch.randn(1, 3, 1, geometry.HEIGHT, geometry.WIDTH)
+    mean = vae.encode(pixels, return_dict=False)[0].mode()
+    make_certain(vae)
+    posterior = vae.encode(pixels, return_dict=False)[0]
+    assert torch.equal(posterior.mode(), mean)
+    assert torch.allclose(posterior.sample(torch.Generator().manual_seed(42)), mean, atol=1e-5)
 
 
 def test_a_world_is_read_as_it_was_written(tmp_path: Path) -> None:
