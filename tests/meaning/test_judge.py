@@ -22,7 +22,7 @@ def wrong(scene: Scene, pictures: np.ndarray, waveform: np.ndarray) -> set[str]:
     return {aspect for aspect, right in judge_decoded(pictures, waveform).agrees(scene).items() if not right}
 
 
-@pytest.mark.parametrize("decibel", [None, 25.0])
+@pytest.mark.parametrize("decibel", [None, pytest.param(25.0, marks=pytest.mark.slow)])
 def test_right_clips_are_judged_right(tmp_path: Path, decibel: float | None) -> None:
     """`python -m tests.meaning.accuracy` does it with hundreds."""
     score = rate(10, decibel, 3, tmp_path)

@@ -44,6 +44,7 @@ def test_two_hundred_prompts_are_unseen_and_half_of_them_of_unseen_combinations(
     assert cases == all_cases(200, 20)
 
 
+@pytest.mark.slow
 def test_right_clips_hold_everything_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     stopped = Knowing(fail_at=CASES[5].name)

@@ -70,6 +70,7 @@ def test_learning_goes_on_after_it_was_kept(tmp_path: Path) -> None:
     assert taken_up.step == 15
 
 
+@pytest.mark.slow
 def test_minutes_are_those_of_the_stage_in_all(tmp_path: Path) -> None:
     task = Task()
     course = task.course(options(tmp_path, minutes=0.01, steps=None))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,6 +15,8 @@ from training.folder import read_component
 from training.packing import Packed
 from training.turbo import Distilling, adapt
 from training.world import World, write_world
+
+pytestmark = pytest.mark.slow
 
 
 def untaught(model: nn.Module) -> set[str]:

@@ -254,7 +254,7 @@ def resident(shop: Shop) -> Outcome:
     return shop.make({}, steps=9)
 
 
-@pytest.mark.parametrize("degrees", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
+@pytest.mark.parametrize("degrees", [(1, 1), (2, 1), (1, 2), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
 def test_clips_of_every_task_stay_near_those_of_full_precision(
     shop: Shop, resident: Outcome, degrees: tuple[int, int]
 ) -> None:

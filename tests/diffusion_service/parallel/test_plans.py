@@ -79,7 +79,7 @@ def test_bf16_is_nearer_to_one_rank_than_bf16_is_to_fp32(
 
 @pytest.mark.parametrize(
     "mesh",
-    [Mesh(ulysses=2), *(pytest.param(each, marks=pytest.mark.slow) for each in (Mesh(tp=2), Mesh(tp=2, ulysses=2)))],
+    [pytest.param(each, marks=pytest.mark.slow) for each in (Mesh(ulysses=2), Mesh(tp=2), Mesh(tp=2, ulysses=2))],
     ids=str,
 )
 def test_blocks_as_gpus_run_them_are_one_graph_for_every_length(

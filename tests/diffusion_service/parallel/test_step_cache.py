@@ -58,7 +58,9 @@ def test_some_forwards_are_skipped_and_the_clip_stays_near(alone: tuple[Outcome,
     [
         pytest.param(plan(ulysses=2), id="ulysses"),
         pytest.param(plan(tp=2), id="tp"),
-        pytest.param({**plan(ulysses=2), "enable_distributed_layerwise_offload": True}, id="gathered"),
+        pytest.param(
+            {**plan(ulysses=2), "enable_distributed_layerwise_offload": True}, marks=pytest.mark.slow, id="gathered"
+        ),
         pytest.param(plan(tp=2, ulysses=2), marks=pytest.mark.slow, id="both"),
         pytest.param({**plan(), "enable_cpu_offload": True}, marks=pytest.mark.slow, id="module"),
         pytest.param({**plan(), "enable_layerwise_offload": True}, marks=pytest.mark.slow, id="layerwise"),

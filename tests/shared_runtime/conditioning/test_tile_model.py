@@ -68,6 +68,7 @@ def test_of_a_single_frame_only_the_last_slice_of_a_kernel_meets_values(vae: Any
     assert not torch.allclose(StockTiles(vae).encode(tiles(CLIP, 1))[0], moving)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_one_graph_a_kind_serves_every_number_of_tiles(vae: Any) -> None:
     """Tiles of other sizes, which hardly ever come, are not compiled."""

@@ -29,6 +29,7 @@ REQUESTS = {
     "pictures, clips and sounds": (MIXED, 2 + 2 * 2 + 3),
     "sound alone": (Request((Medium(frames=0),)), 0),
 }
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if "as released" in name else name for name in REQUESTS]
 
 Alone = Callable[[Request], Encoded]
 
@@ -56,7 +57,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("mesh", GROUPS, ids=str)
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_group_encodes_the_same_bits(ranks: Ranks, checkpoint: Path, alone: Alone, name: str, mesh: Mesh) -> None:
     # case 57: fewer tiles than ranks never hang
     request, tiles = REQUESTS[name]
