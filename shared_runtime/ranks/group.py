@@ -266,12 +266,14 @@ class ProcessGroup:
         generation.readers.append(asyncio.create_task(listening, name=f"read {spec.name}"))
 
     async def _listen(self, generation: Generation, rank: Rank) -> None:
-        while True:
-            message = await read_message(rank.reader)
-            if message is None:
-                generation.end(f"rank {rank.spec.name} closed its pipe")
-                return
-            self._hear(generation, rank, message)
+        try:
+            while (message := await read_message(rank.reader)) is not None:
+                self._hear(generation, rank, message)
+            generation.end(f"rank {rank.spec.name} closed its pipe")
+        except Exception:
+            # Nobody hears this rank any more, which would otherwise be noticed when it counts as stuck.
+            logger.exception("what rank %s told could not be taken", rank.spec.name)
+            generation.end(f"what rank {rank.spec.name} told could not be taken")
 
     def _hear(self, generation: Generation, rank: Rank, message: FromRank) -> None:
         if not self._from_side_thread(generation, message):

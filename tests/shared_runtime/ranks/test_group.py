@@ -58,6 +58,17 @@ def test_events_of_the_leader_arrive_in_order_before_the_result(two: LivingGroup
     two.do(body)
 
 
+def test_a_message_that_cannot_be_taken_ends_the_group_and_the_command(two: LivingGroup) -> None:
+    async def body(group: ProcessGroup) -> None:
+        def fail(_event: object) -> None:
+            raise KeyError("of another version")
+
+        with pytest.raises(RankDied, match="could not be taken"):
+            await group.run(Steps(1000, 0.02), on_event=fail)
+
+    two.do(body, restarts=1)
+
+
 def test_cancelling_the_caller_stops_every_rank_at_its_next_step(two: LivingGroup) -> None:
     async def body(group: ProcessGroup) -> None:
         heard: list[object] = []
