@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from shared_runtime.ranks.generation import Generation, OnEvent, Rank, Task
@@ -262,18 +263,14 @@ class ProcessGroup:
             writer.write(pack(generation.meet))
         if spec.rank in self._exited:
             self._on_exit(spec.rank, self._exited[spec.rank])
-        listening = self._listen(generation, generation.ranks[-1])
-        generation.readers.append(asyncio.create_task(listening, name=f"read {spec.name}"))
+        listening = asyncio.create_task(self._listen(generation, generation.ranks[-1]), name=f"read {spec.name}")
+        listening.add_done_callback(partial(_heard_out, generation, spec.name))
+        generation.readers.append(listening)
 
     async def _listen(self, generation: Generation, rank: Rank) -> None:
-        try:
-            while (message := await read_message(rank.reader)) is not None:
-                self._hear(generation, rank, message)
-            generation.end(f"rank {rank.spec.name} closed its pipe")
-        except Exception:
-            # Nobody hears this rank any more, which would otherwise be noticed when it counts as stuck.
-            logger.exception("what rank %s told could not be taken", rank.spec.name)
-            generation.end(f"what rank {rank.spec.name} told could not be taken")
+        while (message := await read_message(rank.reader)) is not None:
+            self._hear(generation, rank, message)
+        generation.end(f"rank {rank.spec.name} closed its pipe")
 
     def _hear(self, generation: Generation, rank: Rank, message: FromRank) -> None:
         if not self._from_side_thread(generation, message):
@@ -421,3 +418,11 @@ async def _first(*events: asyncio.Event) -> None:
     finally:
         for wait in waits:
             wait.cancel()
+
+
+def _heard_out(generation: Generation, name: str, listening: asyncio.Task[None]) -> None:
+    """Nobody hears this rank any more; if that is because of what it told, it would be noticed only as stuck."""
+    if listening.cancelled() or (error := listening.exception()) is None:
+        return
+    logger.error("what rank %s told could not be taken", name, exc_info=error)
+    generation.end(f"what rank {name} told could not be taken")
