@@ -80,6 +80,14 @@ def test_a_file_that_breaks_a_rule_says_which(page: Page, pair: Pair, cases: Pat
     refused_without_asking(page, pair)
 
 
+def test_a_frame_that_is_no_picture_is_refused(page: Page, pair: Pair, cases: Path) -> None:
+    choose_task(page, "fl2va")
+    small(page, "from this")
+    add(page, "first", cases / "vid_24fps.mp4")
+    expect(page.get_by_text("A frame is a picture.")).to_be_visible()
+    refused_without_asking(page, pair)
+
+
 def test_references_are_counted_and_added_up(page: Page, cases: Path) -> None:
     choose_task(page, "ref2va")
     add(page, "references", cases / "aud_15s.wav")
