@@ -38,7 +38,9 @@ logger = logging.getLogger(__name__)
 PARTING_S = 5.0
 """For the last word of a job that is stopped, should the database be away."""
 PERCENT_EVERY_S = 0.25
-"""Between two percentages of one phase in the store, since every change wakes all who listen."""
+"""Between two percentages of one phase in the store at most, since every change wakes all who listen."""
+PERCENT_SHARE = 0.05
+"""Or this share of the time since the job began: short jobs are told in as many steps."""
 
 Stop = Literal["cancelled", "put_back", "lost"]
 """Its caller does not want it; this service cannot go on with it; it belongs to another service."""
@@ -260,7 +262,8 @@ class Conduct:
                 await self._workshop.change(self.id, _advancing(*now_at))
                 written = now_at
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PERCENT_EVERY_S):
+                    so_far_s = self._workshop.ticks() - self.course.started
+                    async with asyncio.timeout(min(PERCENT_EVERY_S, PERCENT_SHARE * so_far_s)):
                         await self._turned.wait()
 
     # Ends
