@@ -39,8 +39,8 @@ PARTING_S = 5.0
 """For the last word of a job that is stopped, should the database be away."""
 PERCENT_EVERY_S = 0.25
 """Between two percentages of one phase in the store at most, since every change wakes all who listen."""
-PERCENT_SHARE = 0.05
-"""Or this share of the time since the job began: short jobs are told in as many steps."""
+SHORT_JOB_S = 3.0
+"""Until then nothing is held back: short jobs are told in as many steps."""
 
 Stop = Literal["cancelled", "put_back", "lost"]
 """Its caller does not want it; this service cannot go on with it; it belongs to another service."""
@@ -262,8 +262,8 @@ class Conduct:
                 await self._workshop.change(self.id, _advancing(*now_at))
                 written = now_at
                 with contextlib.suppress(TimeoutError):
-                    so_far_s = self._workshop.ticks() - self.course.started
-                    async with asyncio.timeout(min(PERCENT_EVERY_S, PERCENT_SHARE * so_far_s)):
+                    short = self._workshop.ticks() - self.course.started < SHORT_JOB_S
+                    async with asyncio.timeout(0 if short else PERCENT_EVERY_S):
                         await self._turned.wait()
 
     # Ends

@@ -51,7 +51,7 @@ def test_percentages_of_a_phase_are_written_now_and_then_and_a_new_phase_at_once
 ) -> None:
     # Every change wakes all who listen to the job: 200 streams took a third of a core.
     monkeypatch.setattr("diffusion_service.jobs.conduct.PERCENT_EVERY_S", 600)
-    monkeypatch.setattr("diffusion_service.jobs.conduct.PERCENT_SHARE", 1e9)
+    monkeypatch.setattr("diffusion_service.jobs.conduct.SHORT_JOB_S", 0)
 
     async def scenario(stage: Stage) -> None:
         stage.handover.gate.set()
