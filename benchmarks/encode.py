@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -28,7 +28,7 @@ from benchmarks.encode_visual import Budget, VisualBench, visual_rows
 from benchmarks.encode_whole import WholeBench
 from benchmarks.figures import provenance, write_json
 from benchmarks.released import write_released
-from shared_runtime.conditioning.ways import TABLE, Ways
+from shared_runtime.conditioning.ways import TABLE, Kind, Ways
 from shared_runtime.tiny import tiny_checkpoint
 
 TINY_TILE = 64
@@ -88,7 +88,7 @@ class Bench:
     def _tune(self) -> None:
         facts = self._device.facts()
         measured = f"{facts['device']}, torch {facts['torch']}, {provenance(sys.argv)['date']}"
-        self.figures["tune"] = tune(self._visual_bench(), measured)
+        self.figures["tune"] = tune(self._visual_bench(), self._arguments.tune, measured)
 
     def _visual(self, name: str) -> dict[str, Any]:
         row = next(row for row in visual_rows(tiny=self._arguments.tiny) if row.name == name)
@@ -119,16 +119,18 @@ def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="at most, after a first run that does not count")
     parser.add_argument("--budget-s", type=float, default=90.0, help="after which one figure is not measured again")
     parser.add_argument("--tokens", type=int, default=16_384)
-    parser.add_argument("--tune", action="store_true", help="rewrite the table first")
+    kinds = list(get_args(Kind))
+    help_text = f"rewrite the table first, or what it says about some of {', '.join(kinds)}"
+    parser.add_argument("--tune", type=_names, nargs="?", const=kinds, default=[], metavar="KIND", help=help_text)
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--profile", action="store_true", help="time of every kernel")
     parser.add_argument("--eager", action="store_true", help="ours without a compiler")
     parser.add_argument("--tiny", action="store_true", help="the tiny model: only to see that all of this runs")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(given)
-    unknown = set(arguments.rows) - set(TARGETS)
-    if unknown:
-        parser.error(f"--rows: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
+    for option, given_names, known in (("--rows", arguments.rows, list(TARGETS)), ("--tune", arguments.tune, kinds)):
+        if unknown := set(given_names) - set(known):
+            parser.error(f"{option}: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     return arguments
 
 

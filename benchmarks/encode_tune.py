@@ -8,6 +8,7 @@ encodes a tile in the least time.
 is further away is the sums within tensor cores.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -18,23 +19,24 @@ from benchmarks.encode_visual import Scene, VisualBench
 from shared_runtime.conditioning.split import SplitConvolution, convolve, pieces
 from shared_runtime.conditioning.tile_model import Layer, TileModel
 from shared_runtime.conditioning.tile_runner import BatchedTiles
-from shared_runtime.conditioning.ways import Kind, KindWays, Layout, Way, Ways
+from shared_runtime.conditioning.ways import Kind, Layout, Way, Ways
 
 NEAR_ENOUGH = 2e-5
 """Relative error of one layer to FP64."""
 CANDIDATES: tuple[Way, ...] = tuple(way for way in get_args(Way) if way != "tf32")
+TILES: dict[Kind, int] = {"clip": 1, "picture": 14}
+"""With which a layer is measured: what fills a GPU, for a call that is too short is all overhead."""
 BATCHES: dict[Kind, tuple[int, ...]] = {"clip": (1, 2, 4, 8), "picture": (7, 14, 28, 56)}
 """Twelve clips would be more than 2^31 values in one tensor, for which kernels count otherwise."""
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 REPEATS = 3
 
 
-def tune(bench: VisualBench, measured: str) -> dict[str, Any]:
-    """Measure both kinds, write the table, and say what was measured."""
-    before, found = Ways.read(bench.table), {}
-    kinds: dict[str, KindWays] = {}
-    for kind in get_args(Kind):
-        known = before.of(kind)
+def tune(bench: VisualBench, kinds: Sequence[Kind], measured: str) -> dict[str, Any]:
+    """Measure these kinds, write the table, and say what was measured."""
+    ways, found = Ways.read(bench.table), {}
+    for kind in kinds:
+        known = ways.of(kind)
         layouts = {layout: _layers(bench, kind, layout) for layout in LAYOUTS}
         totals = {
             layout: sum(layer[layer["chosen"]]["ms"] for layer in layers.values()) for layout, layers in layouts.items()
@@ -42,20 +44,20 @@ def tune(bench: VisualBench, measured: str) -> dict[str, Any]:
         layout = min(LAYOUTS, key=lambda each: totals[each])
         chosen: dict[str, Way] = {name: layer["chosen"] for name, layer in layouts[layout].items()}
         known = replace(known, layout=layout, layers=chosen)
-        batches = _batches(bench, kind, known, before)
+        batches = _batches(bench, kind, ways.but(kind, known))
         best = min(batches, key=lambda count: batches[count])
-        kinds[kind] = replace(known, tiles_at_once=best)
+        ways = ways.but(kind, replace(known, tiles_at_once=best))
         found[kind] = {"layouts_ms": totals, "ms_a_tile_by_batch": batches, "layers": layouts}
         print(f"{kind}: {layout}, {best} tiles at once, {totals}, {batches}", flush=True)
-    Ways(kinds["clip"], kinds["picture"], measured).write(bench.table)
+    replace(ways, measured=measured).write(bench.table)
     return found
 
 
-def _tile(bench: VisualBench, kind: Kind) -> torch.Tensor:
+def _tiles(bench: VisualBench, kind: Kind, count: int) -> list[torch.Tensor]:
     vae = bench.vae
     frames = vae.config.clip_length if kind == "clip" else 1
-    scene = Scene(vae.tile_sample_min_height, vae.tile_sample_min_width, frames)
-    return scene.pixels(bench.device.torch_device)[0]
+    scene = Scene(vae.tile_sample_min_height, vae.tile_sample_min_width, frames, count)
+    return scene.pixels(bench.device.torch_device)
 
 
 @torch.no_grad()
@@ -79,7 +81,7 @@ def _layers(bench: VisualBench, kind: Kind, layout: Layout) -> dict[str, dict[st
 
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
         layer.products.register_forward_pre_hook(lambda _, given, layer=layer: measure(layer, given[0]))
-    model(_tile(bench, kind))
+    model(torch.cat(_tiles(bench, kind, TILES[kind] if bench.device.is_gpu else 1)))
     return found
 
 
@@ -102,12 +104,11 @@ def _exact_sums(pixels: torch.Tensor, products: SplitConvolution) -> torch.Tenso
 
 
 @torch.no_grad()
-def _batches(bench: VisualBench, kind: Kind, known: KindWays, before: Ways) -> dict[int, float]:
+def _batches(bench: VisualBench, kind: Kind, ways: Ways) -> dict[int, float]:
     """Milliseconds a tile, by tiles at once, as far as they fit."""
-    ways = replace(before, clip=known) if kind == "clip" else replace(before, picture=known)
     bench.stock()
     runner = BatchedTiles(bench.vae, "split", ways, compiler=bench.compiler)
-    tile, found = _tile(bench, kind), {}
+    (tile,), found = _tiles(bench, kind, 1), {}
     for count in BATCHES[kind]:
         if not bench.device.is_gpu and count > 2:
             break

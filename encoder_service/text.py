@@ -18,7 +18,9 @@ WARM_UP_TOKENS = (96, 1)
 def compile_layers(text_encoder: Any, backend: str = "inductor") -> None:
     """Compile what is called between the products of every layer; all layers share the graphs."""
     for layer in text_encoder.model.language_model.layers:
-        for part in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp):
+        attention = layer.self_attn
+        norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
+        for part in (*norms, layer.mlp):
             part.forward = torch.compile(part.forward, fullgraph=True, dynamic=True, backend=backend)
 
 

@@ -7,7 +7,7 @@ are to make the same ones.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -65,3 +65,7 @@ class Ways:
     def of(self, kind: Kind) -> KindWays:
         """What is known about one kind."""
         return self.clip if kind == "clip" else self.picture
+
+    def but(self, kind: Kind, known: KindWays) -> Self:
+        """With something else about one kind."""
+        return replace(self, clip=known) if kind == "clip" else replace(self, picture=known)
