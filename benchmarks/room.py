@@ -22,7 +22,7 @@ from diffusion_service.commands import Generate, OutputTarget
 from diffusion_service.worker import DiffusionRank
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import Mesh, RankSpec
-from shared_runtime.ranks.worker import TaskHandle
+from shared_runtime.ranks.worker import TaskHandle, as_h3_error
 from shared_runtime.stored import read_json
 from shared_runtime.transport.codec import checksum, gather
 from shared_runtime.transport.shm import ShmSender
@@ -98,8 +98,8 @@ class Room:
         torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(0).total_memory)
         try:
             self._timed()
-        except (torch.OutOfMemoryError, JobFailed) as error:
-            if isinstance(error, JobFailed) and error.code != "out_of_memory":
+        except (RuntimeError, JobFailed) as error:
+            if as_h3_error(error).code != "out_of_memory":
                 raise
             return False
         return True

@@ -2,12 +2,12 @@
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from shared_runtime.conditioning.side_stream import SideStream
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.tensor_float import tensor_float
 
@@ -32,9 +32,7 @@ class LeaderAudioVae:
         self._vae = vae
         self._comm = comm
         self._begun: deque[torch.Tensor] = deque()
-        self._stream: torch.cuda.Stream | None = None
-        if vae is not None and comm.device.type == "cuda":
-            self._stream = torch.cuda.Stream(comm.device)  # type: ignore[no-untyped-call]
+        self._side = SideStream(comm.device)
         self.config = comm.from_leader(lambda: None if vae is None else vae.config)
 
     def begin(self, waveforms: Sequence[torch.Tensor]) -> None:
@@ -45,11 +43,8 @@ class LeaderAudioVae:
         self._begun.clear()
         if self._vae is None:
             return
-        device = self._comm.device
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            self._begun.extend(self._encoded(each.to(device)) for each in waveforms)
+        with self._side.aside():
+            self._begun.extend(self._encoded(each.to(self._comm.device)) for each in waveforms)
 
     def encode(self, waveform: torch.Tensor, return_dict: bool = True) -> tuple[_Mode]:
         """The latents' mode for a batch of mono waveforms `(channels, 1, samples)`, on every rank."""
@@ -60,10 +55,7 @@ class LeaderAudioVae:
         if not self._begun:
             return self._encoded(waveform)
         latents = self._begun.popleft()
-        if self._stream is not None:
-            current = torch.cuda.current_stream(self._comm.device)
-            current.wait_stream(self._stream)
-            latents.record_stream(current)
+        self._side.join(latents)
         return latents
 
     def _encoded(self, waveform: torch.Tensor) -> torch.Tensor:

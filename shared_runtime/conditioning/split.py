@@ -36,10 +36,16 @@ def pieces(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _convolve(pixels: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], in_tf32: bool) -> torch.Tensor:
-    """A convolution without padding and bias over clips `(n, c, t, h, w)` or pictures `(n, c, h, w)`."""
-    made = functional.conv2d if pixels.ndim == 4 else functional.conv3d
+    """A convolution without padding and bias over clips `(n, c, t, h, w)` or pictures `(n, c, h, w)`.
+
+    Pictures in FP32 are clips of one frame: of larger batches cuDNN makes Fourier transforms in 2-D, 25 times slower.
+    """
     with tensor_float_convolutions(in_tf32):
-        return made(pixels, weight, None, list(stride))
+        if pixels.ndim == 5:
+            return functional.conv3d(pixels, weight, None, list(stride))
+        if in_tf32:
+            return functional.conv2d(pixels, weight, None, list(stride))
+        return functional.conv3d(pixels[:, :, None], weight[:, :, None], None, [1, *stride])[:, :, 0]
 
 
 convolve = torch.library.custom_op("minimax_h3::convolve", _convolve, mutates_args=())

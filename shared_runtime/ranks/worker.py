@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import queue
+import re
 import socket
 import threading
 import time
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_BEAT_S = 1.0
 MIN_BEAT_GAP_S = 0.1
+_NO_ROOM = re.compile(r'"aten::(new_)?empty\w*".*API call failed')
+"""An allocation, in the words of torch's stable interface."""
 
 
 class Beater:
@@ -229,10 +232,17 @@ def as_h3_error(error: Exception) -> H3Error:
     match error:
         case H3Error():
             return error
-        case torch.OutOfMemoryError() | MemoryError():
+        case _ if _out_of_memory(error):
             return RankFailed(str(error) or "out of memory", code="out_of_memory")
         case _:
             return RankFailed(f"{type(error).__name__}: {error}", code="internal_error")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Kernels on torch's stable interface, such as FlashAttention-3, only say which call of theirs had no room."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and _NO_ROOM.search(str(error)) is not None
+    )
 
 
 def _forget() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from shared_runtime.ranks.mesh import Mesh
+from shared_runtime.ranks.worker import as_h3_error
 from tests.ranks import Ranks
 
 JOBS = "tests.shared_runtime.ranks.talking"
@@ -49,3 +50,21 @@ def test_ranks_that_wait_for_a_leader_at_work_beat_with_it(ranks: Ranks) -> None
 def test_a_leader_that_fails_at_work_fails_all_ranks(ranks: Ranks) -> None:
     told = ranks.run(Mesh(tp=2), f"{JOBS}:busy", 0.0, True)
     assert [result for result, _ in told] == ["no good"] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 520.00 MiB"), "out_of_memory"),
+        (MemoryError(), "out_of_memory"),
+        # As FlashAttention-3 says it.
+        (
+            RuntimeError('torch_call_dispatcher( "aten::new_empty", "", stack.data(), 0) API call failed at ops.h'),
+            "out_of_memory",
+        ),
+        (RuntimeError('torch_call_dispatcher( "aten::copy_", "", stack.data(), 0) API call failed'), "internal_error"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "internal_error"),
+    ],
+)
+def test_what_a_command_raises_has_a_type(error: Exception, code: str) -> None:
+    assert as_h3_error(error).code == code
