@@ -7,7 +7,7 @@ One sender with a GPU, the receiver's agent in a process of its own, as the serv
     shm          the shared-memory connector: GPU to landing, checksum beside it
     nixl staged  over NIXL as the encoder does it: to host memory, checksum, one WRITE out of there
     nixl pinned  the same with page-locked host memory that is kept
-    nixl direct  one WRITE out of GPU memory, without a checksum, polled without a pause or as often as the sender does
+    nixl direct  one WRITE out of GPU memory (`gpu_direct`), its checksum not in it
 
 Every way is checked for equal bytes. A UCX that does not know CUDA may end the process in `nixl direct`, so that comes
 last, and every line is printed as soon as it is known.
@@ -27,10 +27,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.figures import provenance, write_json
+from encoder_service.outbox import on_device
 from shared_runtime.device_memory import TensorSource, cuda_locker, flat_bytes
 from shared_runtime.transport.codec import checksum
-from shared_runtime.transport.nixl import POLL_S, Agent, DeviceBytes
-from shared_runtime.transport.nixl_process import Notice, keep_on_loopback
+from shared_runtime.transport.nixl_process import keep_on_loopback
 from shared_runtime.transport.nixl_receiver import NixlReceiver
 from shared_runtime.transport.nixl_sender import NixlSender
 from shared_runtime.transport.shm import ShmSender
@@ -42,7 +42,6 @@ from shared_schema.errors import H3Error
 MIB = 2**20
 REQUEST = "1" * 32
 ON_GPU = torch.cuda.is_available()
-LIMIT_S = 20.0
 Row = dict[str, object]
 Push = Callable[[ShmLanding], str]
 """Fills a landing; the checksum of what was written."""
@@ -75,15 +74,13 @@ class Ways:
         self._landings = landings
         self._locker = cuda_locker() if ON_GPU else None
         self._shm = ShmSender(slab.path.parent, on_map=self._locker.lock if self._locker else None)
-        self._nixl = NixlSender.start(NixlExtra())
-        self._agent = Agent("h3-direct")
+        self._nixl = NixlSender.start(NixlExtra(gpu_direct=ON_GPU))
 
     def measure(self, mib: int, repeats: int) -> list[Row]:
         """All ways of one size."""
         tensor = torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device="cuda" if ON_GPU else "cpu")
         kept = torch.empty(tensor.numel(), dtype=torch.uint8, pin_memory=ON_GPU)
         known = checksum(tensor.cpu().numpy().data)
-        peers: dict[str, str] = {}
 
         def through_memory(landing: ShmLanding) -> str:
             return self._shm.push_source(landing, TensorSource(flat_bytes(tensor), self._locker)).checksum
@@ -96,14 +93,12 @@ class Ways:
             _wait()
             return self._nixl.push_bytes(self._told(landing), kept.numpy().data).checksum
 
-        def direct(landing: ShmLanding, pause: float | None) -> str:
-            self._write(self._told(landing), tensor, known, peers, pause)
-            return known
+        def direct(landing: ShmLanding) -> str:
+            return self._nixl.push_bytes(self._told(landing), on_device(tensor), checksum=known).checksum
 
         ways: list[tuple[str, Push]] = [("shm", through_memory), ("nixl staged", staged), ("nixl pinned", pinned)]
         if ON_GPU:
-            ways.append(("nixl direct, no pause", lambda landing: direct(landing, None)))
-            ways.append(("nixl direct, pauses", lambda landing: direct(landing, POLL_S)))
+            ways.append(("nixl direct", direct))
         return [self._row(name, push, tensor, repeats) for name, push in ways]
 
     def _row(self, name: str, push: Push, tensor: torch.Tensor, repeats: int) -> Row:
@@ -126,25 +121,6 @@ class Ways:
 
     def _told(self, landing: ShmLanding) -> NixlLanding:
         return self._landings.receiver.for_sender(landing)
-
-    def _write(
-        self, landing: NixlLanding, tensor: torch.Tensor, known: str, peers: dict[str, str], pause: float | None
-    ) -> None:
-        if landing.agent not in peers:
-            peers[landing.agent] = self._agent.add_peer(landing.metadata)
-        notice = Notice(
-            generation=landing.generation, request_id=landing.request_id, bytes=landing.length, checksum=known
-        )
-        source = DeviceBytes(tensor.data_ptr(), tensor.numel(), tensor.device.index or 0)
-        write = self._agent.write(landing.agent, landing.address, source, notice.model_dump_json().encode())
-        ends = time.monotonic() + LIMIT_S
-        while write.state == "under way":
-            if time.monotonic() > ends:
-                raise TimeoutError(f"not written within {LIMIT_S:g} s")
-            if pause is not None:
-                time.sleep(pause)
-        if write.state == "broken":
-            raise RuntimeError("the write broke")
 
 
 def _wait() -> None:

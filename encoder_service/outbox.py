@@ -1,8 +1,8 @@
 """Payloads that wait in the encoder's leader, and their way out. Runs in the leader; torch.
 
 A payload on a GPU stays there until its push, which writes it straight into a slab; over NIXL, which is slower out of
-a GPU's memory, it goes through page-locked memory that is kept. One on the host has its checksum made while it waits,
-so that its push is one memcpy.
+a GPU's memory, it goes through page-locked memory that is kept, unless the deploy file has NIXL read the GPU's. One on
+the host has its checksum made while it waits, so that its push is one memcpy.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from shared_runtime.conditioning.packing import Packed
 from shared_runtime.device_memory import PageLocker, Staging, TensorSource
 from shared_runtime.transport.codec import check_values, checksum
 from shared_runtime.transport.inline import to_safetensors
+from shared_runtime.transport.nixl import DeviceBytes
 from shared_runtime.transport.nixl_sender import NixlSender
 from shared_runtime.transport.shm import ShmSender
 from shared_schema.encode import InlineLanding, Landing, NixlLanding, PushReceipt, ShmLanding
@@ -42,11 +43,24 @@ class _OnDevice:
         return _OnHost(payload, checksum(payload.data))
 
 
+def on_device(raw: torch.Tensor) -> DeviceBytes:
+    """Flat bytes of a GPU as NIXL is told of them."""
+    return DeviceBytes(raw.data_ptr(), raw.numel(), raw.device.index or 0, raw)
+
+
 class Outbox:
     """What is encoded and not pushed, by the encoding's id."""
 
-    def __init__(self, shm: ShmSender | None, nixl: NixlSender | None, locker: PageLocker | None = None) -> None:
-        """The sender of the deployment's connector, and no other."""
+    def __init__(
+        self,
+        shm: ShmSender | None,
+        nixl: NixlSender | None,
+        locker: PageLocker | None = None,
+        *,
+        gpu_direct: bool = False,
+    ) -> None:
+        """The sender of the deployment's connector, and no other; `gpu_direct` is of NIXL's."""
+        self._gpu_direct = gpu_direct
         self._staging = Staging(page_locked=torch.cuda.is_available())
         self._shm = shm
         self._nixl = nixl
@@ -105,9 +119,10 @@ class Outbox:
             case _OnHost(payload, known):
                 return self._over_nixl().push(landing, payload, checksum=known)
             case _OnDevice(packed):
+                # The checksum is made of bytes on the host in any case.
                 with self._staging.holding(packed.raw) as (data, known):
-                    payload = EncoderOutput(manifest=packed.manifest, data=data)
-                    return self._over_nixl().push(landing, payload, checksum=known)
+                    sent = on_device(packed.raw) if self._gpu_direct else data
+                    return self._over_nixl().push_bytes(landing, sent, checksum=known)
 
     def _through_memory(self) -> ShmSender:
         if self._shm is None:

@@ -115,7 +115,8 @@ class EncoderRank:
 
 def _outbox(settings: EncoderRankSettings, comm: RankComm) -> Outbox:
     if settings.nixl is not None:
-        return Outbox(None, NixlSender.start(settings.nixl) if comm.is_leader else None)
+        sender = NixlSender.start(settings.nixl) if comm.is_leader else None
+        return Outbox(None, sender, gpu_direct=settings.nixl.gpu_direct)
     locker = locker_for(comm.device)
     return Outbox(ShmSender(settings.slab_folder, on_map=locker.lock if locker else None), None, locker)
 

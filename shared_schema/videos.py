@@ -367,14 +367,19 @@ class CreateVideo(CallerShape):
     prompt: Text | None = None
     model: Text | None = None
     seconds: Number | None = None
+    """4 to 15."""
     num_frames: Whole | None = None
+    """96 to 362, made 17n + 5."""
     fps: Annotated[float, BeforeValidator(_fps)] | None = None
+    """24."""
     size: Annotated[str, BeforeValidator(_size)] | None = None
     """`WIDTHxHEIGHT`, pixels."""
     width: Whole | None = None
     height: Whole | None = None
     aspect_ratio: Ratio | None = None
+    """`w:h` or a number between 1:4 and 4:1; `auto` and `adaptive` are 16:9, or the ratio of what is given."""
     short_edge: Whole | None = None
+    """Pixels: the model's own, or it is refused."""
     num_inference_steps: Annotated[Whole, Field(ge=MIN_SIGMA_POINTS, le=MAX_SIGMA_POINTS)] | None = None
     """Sigma points: one more than DiT forwards."""
     flow_shift: Shift | None = None

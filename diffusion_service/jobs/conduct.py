@@ -40,7 +40,7 @@ PARTING_S = 5.0
 PERCENT_EVERY_S = 0.25
 """Between two percentages of one phase in the store at most, since every change wakes all who listen."""
 SHORT_JOB_S = 3.0
-"""Until then nothing is held back: short jobs are told in as many steps."""
+"""Of a job that is not expected to take longer nothing is held back: it is told in as many steps."""
 
 Stop = Literal["cancelled", "put_back", "lost"]
 """Its caller does not want it; this service cannot go on with it; it belongs to another service."""
@@ -262,7 +262,8 @@ class Conduct:
                 await self._workshop.change(self.id, _advancing(*now_at))
                 written = now_at
                 with contextlib.suppress(TimeoutError):
-                    short = self._workshop.ticks() - self.course.started < SHORT_JOB_S
+                    now = self._workshop.ticks()
+                    short = now - self.course.started + (self.course.left(now) or 0.0) < SHORT_JOB_S
                     async with asyncio.timeout(0 if short else PERCENT_EVERY_S):
                         await self._turned.wait()
 

@@ -37,7 +37,7 @@ from shared_runtime.ranks.messages import (
 )
 from shared_runtime.ranks.pipes import read_message
 from shared_runtime.tracing import adopt, errand, span
-from shared_schema.errors import DeployError, H3Error, RankDied
+from shared_schema.errors import DeployError, H3Error, RankDied, RankFailed
 from shared_schema.health import RankHealth
 from shared_schema.trace import Span
 
@@ -47,6 +47,8 @@ _MAX_PAUSE_S = 10.0
 """Between restarts of a group that keeps ending."""
 _GONE_S = 30.0
 """A killed rank with much memory on a GPU is not gone at once."""
+_NEWS_S = 0.2
+"""By which the news of a rank's death may come after the errors that its death made on others."""
 
 
 @dataclass(frozen=True)
@@ -375,6 +377,7 @@ class ProcessGroup:
             if self._stopping:
                 await self._send_all(generation, Leave())
                 await self._gone(generation, timeout=2.0)
+            await self._blame_the_dead(generation)
             self._kill_ranks(generation)
             await self._gone(generation, timeout=_GONE_S)
             if not self._makers.settled or any(rank.state != "dead" for rank in generation.ranks):
@@ -383,6 +386,18 @@ class ProcessGroup:
         finally:
             self._kill_ranks(generation)
             self._fail(generation)
+
+    async def _blame_the_dead(self, generation: Generation) -> None:
+        """A rank that dies breaks the collectives of the others: what they raise then is its death, and no bug."""
+        broken = [task for task in generation.tasks.values() if isinstance(task.failure, RankFailed)]
+        end = time.monotonic() + _NEWS_S
+        while broken and time.monotonic() < end:
+            for rank in generation.ranks:
+                if rank.state == "dead":
+                    for task in broken:
+                        task.failure = RankDied(f"rank {rank.spec.name} (pid {rank.pid}) died: {task.failure}")
+                    return
+            await asyncio.sleep(0.01)
 
     def _kill_ranks(self, generation: Generation) -> None:
         for rank in generation.ranks:

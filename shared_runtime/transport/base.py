@@ -3,9 +3,12 @@
 A transport brings both sides for its kind of landing. Shared memory: `slab.Slab` and `shm.ShmSender`. NIXL keeps the
 same slab, registered once: `nixl_receiver.NixlReceiver`, and `nixl_sender.NixlSender` writes with a notification.
 
-A third one also needs its landing in `shared_schema/encode.py` (one that ranks read like a slab's), its connector in
-`shared_schema/deploy/model.py`, its place in `diffusion_service/app.py` (`_receiver`), `encoder_service/worker.py`
-(`_outbox`) and `encoder_service/outbox.py`, and its name in `accounts.py`.
+A third one also needs
+  its landing in `shared_schema/encode.py` (one that ranks read like a slab's), and its name in `EncoderIdentity` there;
+  its connector in `shared_schema/deploy/model.py`, the options that it uses in `deploy/served.py`;
+  the receiver in `diffusion_service/app.py` (`_receiver`), what else an encoder is told in `encoder_link.py`;
+  the sender in `encoder_service/worker.py` (`_outbox`), `outbox.py`, `commands.py`; its proof in both `cli.py`;
+  its name in `accounts.py`, and its package in `tests/test_architecture.py`.
 """
 
 from typing import Literal, Protocol, TypeVar

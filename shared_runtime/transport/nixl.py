@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
@@ -61,6 +62,8 @@ class DeviceBytes:
     nbytes: int
     device: int
     """As CUDA numbers it in this process."""
+    owner: object
+    """What has to be kept for them to stay."""
 
 
 class Write:
@@ -244,6 +247,11 @@ class Agent:
             time.sleep(POLL_S)
         if bytes(pages[:PROOF_BYTES]) != bytes(pages[PROOF_BYTES:]):
             raise DeployError(f"NIXL's loop-back write of {PROOF_BYTES} bytes changed them: {_TLS_HINT}")
+
+
+def ucx_knows_cuda() -> bool:
+    """Whether the UCX of an agent of this process brought what reads GPU memory."""
+    return "libuct_cuda" in Path("/proc/self/maps").read_text()
 
 
 def _place(data: memoryview | DeviceBytes) -> tuple[str, tuple[int, int, int]]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from shared_runtime.transport.codec import checksum as checksum_of
-from shared_runtime.transport.nixl import POLL_S, Agent, Write
+from shared_runtime.transport.nixl import POLL_S, Agent, DeviceBytes, Write, ucx_knows_cuda
 from shared_runtime.transport.nixl_process import Notice
 from shared_schema.deploy.model import NixlExtra
 from shared_schema.encode import NixlLanding, PushReceipt
 from shared_schema.encoder_output import EncoderOutput
-from shared_schema.errors import LeaseExpired, TransportError
+from shared_schema.errors import DeployError, LeaseExpired, TransportError
 
 IDLE_PEER_S = 600.0
 """A receiver that nothing was sent to for this long is forgotten; the next push connects anew."""
@@ -38,7 +38,7 @@ class _Stuck:
 
     agent: str
     write: Write
-    data: memoryview
+    data: memoryview | DeviceBytes
 
 
 class NixlSender:
@@ -72,6 +72,8 @@ class NixlSender:
         """
         agent = Agent(f"h3-{uuid.uuid4().hex}", num_threads=options.num_threads or 0)
         agent.prove()
+        if options.gpu_direct and not ucx_knows_cuda():
+            raise DeployError("NixlConnector: gpu_direct needs a UCX with CUDA, and none was loaded here: leave it out")
         return cls(agent, limit_s=options.transfer_timeout_s, poll_s=options.poll_interval_s or POLL_S)
 
     @property
@@ -88,14 +90,18 @@ class NixlSender:
         """
         return self.push_bytes(landing, payload.data[: payload.manifest.nbytes], checksum=checksum)
 
-    def push_bytes(self, landing: NixlLanding, data: memoryview, *, checksum: str | None = None) -> PushReceipt:
-        """Write any bytes into a landing of just their length. Errors as `push`."""
+    def push_bytes(
+        self, landing: NixlLanding, data: memoryview | DeviceBytes, *, checksum: str | None = None
+    ) -> PushReceipt:
+        """Write any bytes into a landing of just their length, a GPU's with their checksum. Errors as `push`."""
         deadline = self._clock() + min(landing.seconds_left, self._limit_s or _STALL_S + landing.length / _SLOWEST)
         if data.nbytes != landing.length:
             raise TransportError(f"a landing of {landing.length} bytes was given for {data.nbytes} bytes")
-        known = checksum or checksum_of(data)
+        if checksum is None:
+            assert isinstance(data, memoryview)
+            checksum = checksum_of(data)
         notice = Notice(
-            generation=landing.generation, request_id=landing.request_id, bytes=landing.length, checksum=known
+            generation=landing.generation, request_id=landing.request_id, bytes=landing.length, checksum=checksum
         )
         with self._lock:
             self._settle()
@@ -103,10 +109,10 @@ class NixlSender:
             if self._clock() >= deadline:
                 raise LeaseExpired(f"the lease of landing {landing.generation} has ended")
             begun = time.perf_counter()
-            self._write(landing, data.cast("B"), notice, deadline)
-            return PushReceipt(bytes=landing.length, checksum=known, seconds=time.perf_counter() - begun)
+            self._write(landing, data.cast("B") if isinstance(data, memoryview) else data, notice, deadline)
+            return PushReceipt(bytes=landing.length, checksum=checksum, seconds=time.perf_counter() - begun)
 
-    def _write(self, landing: NixlLanding, data: memoryview, notice: Notice, deadline: float) -> None:
+    def _write(self, landing: NixlLanding, data: memoryview | DeviceBytes, notice: Notice, deadline: float) -> None:
         try:
             write = self._agent.write(landing.agent, landing.address, data, notice.model_dump_json().encode())
         except TransportError:

@@ -30,7 +30,7 @@ class SharedMemoryConnector(Settings):
 
 
 class NixlExtra(Settings):
-    """Options of vLLM-Omni 0.30's NIXL connector."""
+    """Options of vLLM-Omni 0.30's NIXL connector, and `gpu_direct`."""
 
     host: str = "auto"
     zmq_port: int | None = None
@@ -50,6 +50,9 @@ class NixlExtra(Settings):
     handshake_max_wait_s: PositiveFloat | None = None
     handshake_retry_s: PositiveFloat | None = None
     metadata_query_timeout_ms: PositiveInt | None = None
+    gpu_direct: bool = False
+    """NIXL reads payloads in the encoder's GPU memory; UCX must have CUDA. For GPUDirect RDMA: without such a card it
+    took five times as long as by way of host memory."""
 
 
 class NixlConnector(Settings):
@@ -109,8 +112,9 @@ class Stage(Settings):
     """dummy: weights are made up in the configuration's shapes, and no file of weights needs to be there."""
     enforce_eager: bool = False
     vae_encode_precision: EncodePrecision | None = None
-    """Compute of the video VAE encoder; its weights stay FP32, and the audio VAE is FP32. split: on tensor cores, every
-    operand in two TF32 pieces; tf32: in one, which is faster and far less exact. None: split on a GPU, fp32 on the CPU.
+    """Compute of the video VAE encoder; its weights stay FP32, and the audio VAE is FP32. split: on tensor cores, an
+    operand in two TF32 pieces where `ways.json` found that faster than FP32; tf32: in one, which is far less exact.
+    None: split on a GPU, fp32 on the CPU.
     """
 
     @property

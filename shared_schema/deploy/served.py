@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from shared_schema.deploy.model import Deployment, NixlConnector
 from shared_schema.errors import DeployError
 
-NIXL_USED = frozenset({"backends", "num_threads", "transfer_timeout_s", "poll_interval_s"})
+NIXL_USED = frozenset({"backends", "num_threads", "transfer_timeout_s", "poll_interval_s", "gpu_direct"})
 """Options of the NIXL connector that change something. The others belong to vLLM-Omni's own hand-shake: here agents
 introduce themselves over the services' HTTP, leases are `service.lease_s`, and landings are host memory."""
 

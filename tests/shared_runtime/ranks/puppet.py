@@ -66,6 +66,14 @@ class Die:
     rank: int
 
 
+@dataclass(frozen=True)
+class Fall:
+    """Kill one rank after `seconds`; the others raise at once, as a collective does that lost a peer."""
+
+    rank: int
+    seconds: float
+
+
 class PuppetRank:
     """Does the commands above."""
 
@@ -92,6 +100,11 @@ class PuppetRank:
             case Raise(rank, kind) if rank == self._spec.rank:
                 raise _ERRORS[kind]
             case Die(rank) if rank == self._spec.rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Fall(rank, seconds):
+                if rank != self._spec.rank:
+                    raise RuntimeError("connection closed by peer")
+                time.sleep(seconds)
                 os.kill(os.getpid(), signal.SIGKILL)
         return None
 

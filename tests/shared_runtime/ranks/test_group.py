@@ -22,7 +22,7 @@ from tests.shared_runtime.ranks.living import (
     kill_the_parent_of_a_group,
     parent_of,
 )
-from tests.shared_runtime.ranks.puppet import Die, Listens, Puppet, PuppetRank, Raise, Say, Sleep, Steps
+from tests.shared_runtime.ranks.puppet import Die, Fall, Listens, Puppet, PuppetRank, Raise, Say, Sleep, Steps
 
 BARE = "tests.shared_runtime.ranks.bare:main"
 pytestmark = pytest.mark.timeout(200)
@@ -140,6 +140,16 @@ def test_a_killed_rank_fails_its_command_and_a_new_group_works(two: LivingGroup,
             await group.run(Die(rank))
         await group.until_ready()
         assert not [pid for pid in old if Path(f"/proc/{pid}").exists()]
+
+    two.do(body, restarts=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_death_is_no_bug_of_the_neighbour_who_speaks_first(two: LivingGroup, rank: int) -> None:
+    async def body(group: ProcessGroup) -> None:
+        with pytest.raises(RankDied, match=f"puppet-tp{rank} .* died"):
+            await group.run(Fall(rank, seconds=0.05))
+        await ended(group)
 
     two.do(body, restarts=1)
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from encoder_service.outbox import on_device
 from shared_runtime.transport.base import Receiver, Sender
 from shared_runtime.transport.codec import checksum
 from shared_runtime.transport.header import read_header
+from shared_runtime.transport.nixl import DeviceBytes
 from shared_runtime.transport.nixl_process import Notice
 from shared_runtime.transport.nixl_receiver import NixlReceiver
 from shared_runtime.transport.nixl_sender import NixlSender
@@ -20,7 +22,7 @@ from shared_runtime.transport.slab import Slab
 from shared_schema.deploy.model import NixlExtra
 from shared_schema.encode import NixlLanding, PushRequest, ShmLanding
 from shared_schema.encoder_output import EncoderOutput
-from shared_schema.errors import ChecksumMismatch, LeaseExpired, ReceiverBusy, TransportError, WrongRequest
+from shared_schema.errors import ChecksumMismatch, DeployError, LeaseExpired, ReceiverBusy, TransportError, WrongRequest
 from tests.end_to_end.processes import resident_mib
 from tests.payloads import GOLDEN_REF2VA, SMALL_REF2VA, payload_of
 from tests.shared_runtime.transport.over_nixl import MIB, ONE, TWO, arrives, receiving, reserved, wait_until
@@ -291,3 +293,53 @@ def test_10_000_transfers_leave_memory_threads_and_files_as_they_were(
     for pid, (mib, held) in before.items():
         assert counts(pid) == held
         assert resident_mib(pid) - mib < 8, pid
+
+
+class _Agent:
+    """Takes note of what it is to write, and says that it is written."""
+
+    def __init__(self) -> None:
+        self.written: list[object] = []
+
+    def add_peer(self, _metadata: str) -> str:
+        return "theirs"
+
+    def write(self, _peer: str, _address: int, data: object, _note: bytes) -> object:
+        self.written.append(data)
+        return type("Write", (), {"state": "done"})()
+
+
+def test_bytes_on_a_gpu_are_written_from_where_they_are() -> None:
+    agent = _Agent()
+    landing = NixlLanding(
+        owner="o",
+        generation=1,
+        length=64,
+        request_id=ONE,
+        seconds_left=9,
+        agent="theirs",
+        address=4096,
+        metadata="bQ==",
+    )
+    source = DeviceBytes(address=1 << 40, nbytes=64, device=3, owner=None)
+    receipt = NixlSender(agent).push_bytes(landing, source, checksum="ab" * 8)  # type: ignore[arg-type]
+    assert (agent.written, receipt.bytes, receipt.checksum) == ([source], 64, "ab" * 8)
+
+
+def test_a_gpu_is_read_only_by_a_ucx_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared_runtime.transport.nixl_sender.ucx_knows_cuda", lambda: False)
+    with pytest.raises(DeployError, match="gpu_direct needs a UCX with CUDA"):
+        NixlSender.start(NixlExtra(gpu_direct=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")
+def test_bytes_of_a_gpu_arrive(receiver: NixlReceiver, slab: Slab) -> None:
+    tensor = torch.arange(MIB, device="cuda").view(torch.uint8)
+    direct = NixlSender.start(NixlExtra(gpu_direct=True))
+    landing = reserved(receiver, tensor.numel())
+    known = checksum(tensor.cpu().numpy().data)
+    receiver.verify(
+        landing, direct.push_bytes(receiver.for_sender(landing), on_device(tensor), checksum=known).checksum
+    )
+    receiver.release(landing)
+    direct.close()

@@ -3,11 +3,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from shared_runtime.transport.header import PAGE
-from shared_runtime.transport.held import HeldCopy
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.slab import Slab
 from shared_schema.encode import PushReceipt, ShmLanding
 from shared_schema.errors import ChecksumMismatch, LeaseExpired, SlabFull, TransportError, WrongRequest
+from tests.shared_runtime.transport.held import HeldCopy
 from tests.shared_runtime.transport.processes import pattern
 
 ONE, TWO = "1" * 32, "2" * 32
