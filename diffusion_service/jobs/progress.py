@@ -18,6 +18,8 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 PER_OUTPUT: tuple[Stage, ...] = ("denoising", "sound", "decoding", "muxing")
 """Done anew for every output of a job; what comes before is done once."""
 
+PRIOR_S = 0.25
+"""What was expected of a stage weighs as much as so many seconds of it: parts of a short one are not equally long."""
 NEWEST_SHARE = 0.4
 """Weight of the newest job in what is expected of the next."""
 UNKNOWN: Mapping[Stage, float] = {
@@ -178,10 +180,16 @@ class Course:
             here = self._enter(stage, output, now if done == 0 else self.at)
         part = done / max(of, 1)
         if part > 0:
-            here = replace(here, part=part, at=now, seen={**here.seen, stage: (now - here.entered) / part})
+            here = replace(here, part=part, at=now, seen={**here.seen, stage: here._took(stage, part, now)})
         if part >= 1 and stage != STAGES[-1]:
             here = here._enter(STAGES[STAGES.index(stage) + 1], output, now)
         return replace(here, percent=max(self.percent, here._share()))
+
+    def _took(self, stage: Stage, part: float, now: float) -> float:
+        """Seconds of the current stage, of which that part is finished."""
+        expected = self.expected[stage] if self.known and part < 1 else 0.0
+        weight = min(1.0, PRIOR_S / expected) if expected else 0.0
+        return (now - self.entered + weight * expected) / (part + weight)
 
     def _enter(self, stage: Stage, output: int, now: float) -> "Course":
         seen = dict(self.seen)
