@@ -22,7 +22,11 @@ LORA ?=
 TASK ?=
 PORT ?= 8000
 ENCODER_PORT ?= 8001
-TESTS ?= tests -m 'not slow'
+TESTS ?=
+# What `make test` runs at last and one by one: live pairs whose progress is watched, and ranks that are stopped and killed within limits.
+# Everything else goes, a file at a time, to WORKERS processes.
+ALONE := tests/end_to_end tests/shared_runtime/ranks
+WORKERS ?= 2
 
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
@@ -83,8 +87,20 @@ demo:
 serve:
 	$(BIN)/python -m video_client.pair --model "$(MODEL)" --deploy-config "$(DEPLOY)" $(if $(OVERRIDES),--stage-overrides '$(OVERRIDES)') $(if $(LORA),--lora-path "$(LORA)") $(if $(TASK),--task-type "$(TASK)") --port $(PORT) --encoder-port $(ENCODER_PORT)
 
+test: export PYTHONDONTWRITEBYTECODE :=
 test:
+ifneq ($(strip $(TESTS)),)
 	$(BIN)/python -m pytest $(TESTS)
+else
+	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; failed=0; \
+	for part in 'tests $(ALONE:%=--ignore=%) -n $(WORKERS) --dist loadfile --max-worker-restart 0' '$(ALONE)'; do \
+		status=0; $(BIN)/python -m pytest -m 'not slow' $$part | tee -a "$$said" || status=$$?; \
+		[ "$$status" -le 1 ] || exit "$$status"; \
+		[ "$$status" -eq 0 ] || failed=1; \
+	done; \
+	printf '\nmake test, both parts:\n'; grep -aE '^(FAILED|ERROR) |^=+ .* in [0-9.]+s.*=+$$' "$$said" || true; \
+	exit "$$failed"
+endif
 
 faults:
 	FAULT_MATRIX=whole $(BIN)/python -m pytest tests/faults

@@ -8,9 +8,10 @@ from tests.end_to_end.clips import EQUAL_CLIPS, Clip
 from tests.end_to_end.pair import Pair
 
 COUNT = 3
+CLIPS = [*(pytest.param(clip, marks=pytest.mark.slow) for clip in EQUAL_CLIPS[:2]), EQUAL_CLIPS[7]]
 
 
-@pytest.mark.parametrize("clip", [EQUAL_CLIPS[0], EQUAL_CLIPS[1], EQUAL_CLIPS[7]], ids=lambda clip: clip.name)
+@pytest.mark.parametrize("clip", CLIPS, ids=lambda clip: clip.name)
 def test_every_output_equals_the_job_of_its_own_seed(pair: Pair, cases: Path, clip: Clip) -> None:
     fields, parts = clip.fields(), clip.parts(cases)
     many = pair.submit({**fields, "num_outputs_per_prompt": str(COUNT)}, parts)

@@ -29,7 +29,8 @@ REQUESTS = {
     "pictures, clips and sounds": (MIXED, 2 + 2 * 2 + 3),
     "sound alone": (Request((Medium(frames=0),)), 0),
 }
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if "as released" in name else name for name in REQUESTS]
+SLOW = {"24x24", "32x16", "a clip as released"}
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in REQUESTS]
 
 Alone = Callable[[Request], Encoded]
 
