@@ -87,6 +87,7 @@ demo:
 serve:
 	$(BIN)/python -m video_client.pair --model "$(MODEL)" --deploy-config "$(DEPLOY)" $(if $(OVERRIDES),--stage-overrides '$(OVERRIDES)') $(if $(LORA),--lora-path "$(LORA)") $(if $(TASK),--task-type "$(TASK)") --port $(PORT) --encoder-port $(ENCODER_PORT)
 
+# The tests start Python hundreds of times: compiled files are kept, or each start compiles these packages anew.
 test: export PYTHONDONTWRITEBYTECODE :=
 test:
 ifneq ($(strip $(TESTS)),)
