@@ -3,12 +3,14 @@
     python -m benchmarks.memory --layers 50 --size 768x1344 --frames 124 --json benchmarks/results/memory.json
 
 Weights are made up at the released sizes. Every mode runs in a process of its own, loaded and fitted as a diffusion
-rank does it, over the same weights and inputs; errors and cosines are to stock's outputs. `--mode` names some of them.
+rank does it, over the same weights and inputs; errors and cosines are to stock's outputs. `--mode` names some of them,
+and "stock, groups": diffusers' own group offloading, a block a group, the next one copied while one computes.
 `--tiny --device cpu` proves on a CPU that the benchmark runs.
 """
 
 import argparse
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import Mesh, RankSpec
 from shared_runtime.weights import load_transformer
 
-STOCK = "stock"
+STOCK, GROUPS = "stock", "stock, groups"
 OUTPUTS = "outputs.pt"
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
@@ -47,7 +49,7 @@ class Bench:
 
     def run(self) -> Outputs:
         """Load, run, and leave the figures."""
-        made = self._stock() if self._mode == STOCK else self._ours()
+        made = self._stock() if self._mode in (STOCK, GROUPS) else self._ours()
         self.figures["device"] = self._device.facts()["device"]
         return made
 
@@ -55,7 +57,16 @@ class Bench:
     def _stock(self) -> Outputs:
         model = load_transformer(self._folder, "transformer", self._device.torch_device, dummy=True)
         given = self._case.inputs(model.config, self._device.torch_device)
+        if self._mode == GROUPS:
+            self._in_groups(model)
         return self._measure(lambda: model(**given, return_dict=False))
+
+    def _in_groups(self, model: Any) -> None:
+        begun = time.perf_counter()
+        model.to("cpu")
+        how = {"num_blocks_per_group": 1, "use_stream": self._device.is_gpu, "record_stream": self._device.is_gpu}
+        model.enable_group_offload(self._device.torch_device, offload_type="block_level", **how)
+        self.figures |= {"begin_s": round(time.perf_counter() - begun, 1), "loaded": self._device.memory()}
 
     def _ours(self) -> Outputs:
         device = self._device.torch_device
@@ -169,6 +180,6 @@ def table(modes: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    parser = parser_of("A DiT forward in every mode that saves memory; stock always runs.")
+    parser = parser_of("A DiT forward in every mode that saves memory; stock always runs.", also=[GROUPS])
     parser.add_argument("--repeats", type=int, default=2)
     run(parser, run_one, table, before=[STOCK], finish=compare)

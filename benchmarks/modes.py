@@ -51,13 +51,13 @@ def rank_settings(arguments: argparse.Namespace, mode: str, folder: Path, slab: 
     return DiffusionRankSettings(folder, deployment.diffusion, tasks, slab.parent, slab, "info", "text")
 
 
-def parser_of(description: str) -> argparse.ArgumentParser:
-    """What every benchmark of modes may be asked."""
+def parser_of(description: str, also: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """What every benchmark of modes may be asked; `also` are ways to compare with that are not this project's."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--size", default="768x1344", help="height x width")
     parser.add_argument("--frames", type=int, default=124)
     parser.add_argument("--layers", type=int, default=50)
-    parser.add_argument("--mode", action="append", choices=list(MODES), help="some of the modes")
+    parser.add_argument("--mode", action="append", choices=[*also, *MODES], help="some of the modes")
     parser.add_argument("--eager", action="store_true", help="without a compiler")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="the tiny model: only to see that all of this runs")

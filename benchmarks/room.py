@@ -5,7 +5,8 @@
 Every mode is a diffusion rank in a process of its own, with made-up weights at the released sizes. The cap is that of
 torch's allocator: what the driver and libraries take beside it (about 1 GiB) is not in it. `start` is what loading and
 warming up reserve at most, `job` the smallest cap, to half a GiB, under which a text job of two sigma points completes:
-its peak is that of any number of steps. `--tiny --device cpu` proves on a CPU that the benchmark runs.
+its peak is that of any number of steps. `clip` tells the file of that job's clip: a mode that offloads makes the
+resident one's, bit for bit. `--tiny --device cpu` proves on a CPU that the benchmark runs.
 """
 
 import argparse
@@ -81,6 +82,7 @@ class Room:
         self.figures |= {
             "timings": generated.timings,
             "uncapped_job_gib": generated.peak_memory_mb and round(generated.peak_memory_mb / 1024, 2),
+            "clip": checksum(memoryview(self._command.outputs[0].path.read_bytes())),
         }
         if not self._on_gpu:
             return
@@ -151,10 +153,10 @@ def run_one(arguments: argparse.Namespace, mode: str, folder: Path, out: Path) -
 def table(modes: dict[str, Any]) -> str:
     """As Markdown."""
     lines = [
-        "| Mode | weights on the GPU GiB | on the host GiB | start GiB | smallest for a job GiB | s of that job |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| Mode | weights on GPU GiB | on host GiB | start GiB | smallest for a job GiB | s of that job | clip |",
+        "|---|---:|---:|---:|---:|---:|---|",
     ]
-    keys = ("resident_gib", "offloaded_gib", "start_gib", "job_gib", "job_s")
+    keys = ("resident_gib", "offloaded_gib", "start_gib", "job_gib", "job_s", "clip")
     for mode, found in modes.items():
         cells = [str(found.get(key, "failed" if "failed" in found else "-")) for key in keys]
         lines.append(f"| {mode} | " + " | ".join(cells) + " |")
