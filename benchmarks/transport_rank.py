@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from encoder_service.commands import Drop, Encode, Encoded, EncoderFacts, Probe, Push, Tidy
+from encoder_service.commands import Drop, Encode, Encoded, Probe, Push, Tidy
 from encoder_service.outbox import Outbox
 from shared_runtime.conditioning.packing import Packed
 from shared_runtime.device_memory import flat_bytes, from_bytes
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
+from shared_runtime.ranks.messages import RankFacts
 from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_runtime.transport.shm import ShmSender, SlabReader
 from shared_schema.encode import ShmLanding
@@ -51,7 +52,7 @@ class BareRank:
         self._comm = comm
         self._outbox = Outbox(ShmSender(settings.slab_folder), None)
         self._reader = SlabReader(settings.slab_folder)
-        self.facts = EncoderFacts(device="cpu", torch=str(torch.__version__), weight_bytes=0, load_format="dummy")
+        self.facts = RankFacts(device="cpu", torch=str(torch.__version__), weight_bytes=0, load_format="dummy")
 
     def handle(self, command: object, task: TaskHandle) -> object:
         """Do one command."""

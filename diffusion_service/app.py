@@ -5,7 +5,6 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +20,6 @@ from diffusion_service.api.layers import Access
 from diffusion_service.api.lora import planned, shown
 from diffusion_service.api.rates import Rate, RateLimiter
 from diffusion_service.api.router import build_router
-from diffusion_service.commands import DiffusionFacts
 from diffusion_service.conditioning_cache import ConditioningCache
 from diffusion_service.encoder_client import EncoderClient
 from diffusion_service.encoder_link import EncoderLink, Expected
@@ -52,7 +50,7 @@ from shared_runtime.gpus import Gpu
 from shared_runtime.logs import set_up_logging
 from shared_runtime.metrics import new_registry
 from shared_runtime.ranks.group import ProcessGroup
-from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
+from shared_runtime.serving import bind, hold_signals, log_ready, log_start, serve, url_of
 from shared_runtime.spans_out import SpanSink, span_sink
 from shared_runtime.transport.accounts import SlabCollector, TransportAccounts
 from shared_runtime.transport.base import Receiver
@@ -233,11 +231,15 @@ async def _serve(settled: Settled, opened: Opened) -> None:
         jobs.group, jobs.encoders, jobs.store, jobs.runner, jobs.feed, webhooks, jobs.health, service.drain_s
     )
     url = settings.advertise_url or url_of(opened.listener)
+
+    async def ready() -> None:
+        log_ready(url, settled.checkpoint.name, jobs.group.facts)
+
     try:
         # Before anybody is answered: what it sweeps could be a new request's.
         await jobs.runner.recover()
-        app, supervising = _app(deps, service), life.supervise(_ready(jobs.group, url, settled.checkpoint.name))
-        await serve(app, opened.listener, supervising, life.drain, proxies=service.trusted_proxies)
+        app, proxies = _app(deps, service), service.trusted_proxies
+        await serve(app, opened.listener, life.supervise(ready), life.drain, proxies=proxies)
     finally:
         await _close(hooks, jobs.encoders, outbound, jobs.store)
 
@@ -245,17 +247,6 @@ async def _serve(settled: Settled, opened: Opened) -> None:
 async def _close(*opened: Closable) -> None:
     for each in opened:
         await each.close()
-
-
-def _ready(group: ProcessGroup, url: str, name: str) -> Callable[[], Coroutine[None, None, None]]:
-    """Says so in the log."""
-
-    async def ready() -> None:
-        facts = group.facts
-        assert isinstance(facts, DiffusionFacts)
-        logger.info("ready at %s: %s on %s, %d MiB", url, name, facts.device, facts.weight_bytes >> 20)
-
-    return ready
 
 
 def _webhooks(

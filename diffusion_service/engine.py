@@ -7,7 +7,7 @@ from pathlib import Path
 from diffusion_service.adapters.adapter import Adapter
 from diffusion_service.adapters.catalog import Catalog
 from diffusion_service.commands import DiffusionEvent, DiffusionFacts, Generate, Generated, MediaFiles, OutputTarget
-from diffusion_service.jobs.job import PlannedLora, VideoPlan
+from diffusion_service.jobs.job import ClipResult, PlannedLora, VideoPlan
 from shared_runtime.ranks.group import RankGroup
 from shared_schema.encode import ShmLanding
 from shared_schema.encoder_output import Manifest
@@ -27,7 +27,6 @@ class Engine:
         self._adapters = adapters
         self._lora = lora
         """The adapter that is merged into the ranks' weights."""
-        self._execution: Execution | None = None
 
     @property
     def ready(self) -> bool:
@@ -43,12 +42,6 @@ class Engine:
         """Every rank as it looks now."""
         return self._group.health()
 
-    @property
-    def execution(self) -> Execution:
-        """What the digests of the newest clips depend on. The ranks that made them may be gone by now."""
-        assert self._execution is not None
-        return self._execution
-
     async def until_ready(self) -> None:
         """Wait for the ranks."""
         await self._group.until_ready()
@@ -61,7 +54,7 @@ class Engine:
         media: MediaFiles | None,
         paths: tuple[Path, ...],
         on_event: OnEvent,
-    ) -> Generated:
+    ) -> ClipResult:
         """Make the clips of one job, one for each of `paths`. Cancelling the caller stops the ranks at their next step.
 
         `media` goes with a payload of text alone.
@@ -74,30 +67,16 @@ class Engine:
         facts = self._group.facts
         if not isinstance(facts, DiffusionFacts):
             raise RankDied("the rank group is not ready")
-        self._execution = facts.execution
-        command = Generate(
-            landing=landing,
-            manifest=manifest,
-            task=plan.task,
-            height=plan.height,
-            width=plan.width,
-            num_frames=plan.num_frames,
-            num_inference_steps=plan.num_inference_steps,
-            flow_shift=plan.flow_shift,
-            audio_flow_shift=plan.audio_flow_shift,
-            outputs=tuple(OutputTarget(plan.seed_of(index), path) for index, path in enumerate(paths)),
-            media=media,
-            adapter=adapter,
-            step_cache=PROFILES[plan.quality],
-        )
 
         def hear(event: object) -> None:
             assert isinstance(event, DiffusionEvent)
             on_event(event)
 
+        command = _command(plan, landing, manifest, media, paths, adapter)
         generated = await self._group.run(command, on_event=hear)
         assert isinstance(generated, Generated)
-        return generated
+        # The ranks that made the clips may be gone by now.
+        return result_of(plan, generated, facts.execution)
 
     def _check_lora(self, plan: VideoPlan) -> None:
         """A job outlives its service, which may have been started again with another adapter."""
@@ -121,6 +100,46 @@ class Engine:
             return self._adapters.bind(Path(lora.file), plan.task, name=lora.name, scale=lora.scale)
         except AdapterError as error:
             raise JobFailed(error.message, code="invalid_input", param="lora") from error
+
+
+def _command(
+    plan: VideoPlan,
+    landing: ShmLanding,
+    manifest: Manifest,
+    media: MediaFiles | None,
+    paths: tuple[Path, ...],
+    adapter: Adapter | None,
+) -> Generate:
+    return Generate(
+        landing=landing,
+        manifest=manifest,
+        task=plan.task,
+        height=plan.height,
+        width=plan.width,
+        num_frames=plan.num_frames,
+        num_inference_steps=plan.num_inference_steps,
+        flow_shift=plan.flow_shift,
+        audio_flow_shift=plan.audio_flow_shift,
+        outputs=tuple(OutputTarget(plan.seed_of(index), path) for index, path in enumerate(paths)),
+        media=media,
+        adapter=adapter,
+        step_cache=PROFILES[plan.quality],
+    )
+
+
+def result_of(plan: VideoPlan, generated: Generated, execution: Execution) -> ClipResult:
+    """What the job keeps of it; `execution` is what the digests depend on."""
+    return ClipResult(
+        outputs=generated.outputs,
+        stage_durations=generated.timings,
+        execution=execution,
+        warnings=generated.warnings,
+        peak_memory_mb=generated.peak_memory_mb,
+        metrics={
+            "forwards": plan.forwards * plan.num_outputs,
+            "skipped_forwards": sum(output.skipped_forwards for output in generated.outputs),
+        },
+    )
 
 
 def _named(lora: PlannedLora | None) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from diffusion_service.jobs.job import Job
+from diffusion_service.jobs.public import video_of
 from diffusion_service.jobs.store import JobStore
 from diffusion_service.jobs.webhook import Webhook, delay_s
 from diffusion_service.metrics import WebhookAccounts
@@ -133,6 +134,6 @@ def message(job: Job) -> bytes:
         "object": "event",
         "type": f"video.{job.status}",
         "created_at": int(job.completed_at or 0),
-        "data": job.video().model_dump(mode="json", exclude={"webhook"}),
+        "data": video_of(job).model_dump(mode="json", exclude={"webhook"}),
     }
     return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()

@@ -4,7 +4,9 @@ import asyncio
 import logging
 import socket
 
-from encoder_service.commands import EncoderFacts, EncoderRankSettings
+from prometheus_client import CollectorRegistry
+
+from encoder_service.commands import EncoderRankSettings
 from encoder_service.encoder import Encoder
 from encoder_service.metrics import EncodeAccounts, EncodingCollector
 from encoder_service.routes import EncoderDeps, build_app
@@ -15,7 +17,7 @@ from shared_runtime.logs import set_up_logging
 from shared_runtime.metrics import new_registry
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
-from shared_runtime.serving import bind, hold_signals, log_start, serve, url_of
+from shared_runtime.serving import bind, hold_signals, log_ready, log_start, serve, url_of
 from shared_runtime.spans_out import SpanSink, span_sink
 from shared_runtime.stored import MEDIA_ENCODERS
 from shared_runtime.transport.accounts import TransportAccounts
@@ -74,44 +76,17 @@ def group_limits(service: ServiceSettings) -> GroupLimits:
 async def _serve(
     settings: EncoderSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, listener: socket.socket, sink: SpanSink
 ) -> None:
-    service, stage = settings.deployment.service, settings.deployment.encoder
-    text_only = settings.deployment.diffusion.text_only
-    group = ProcessGroup(
-        rank_specs("encoder", Mesh(tp=stage.tensor_parallel_size), stage.devices),
-        RANKS,
-        EncoderRankSettings(
-            checkpoint.path,
-            stage,
-            text_only,
-            service.slab_folder,
-            settings.deployment.nixl,
-            settings.log_level,
-            settings.log_format,
-        ),
-        group_limits(service),
-        settings.deployment.distributed_executor_backend,
-    )
+    service, group = settings.deployment.service, _group(settings, checkpoint)
     url = settings.advertise_url or url_of(listener)
-    registry = new_registry("encoder", lambda: encoder.health())
     memory = GpuMemory.of(gpus)
-    registry.register(memory)
-    encoder = Encoder(
-        group,
-        endpoint=url,
-        lease_s=service.lease_s,
-        accounts=TransportAccounts(registry),
-        encodes=EncodeAccounts(registry),
-    )
-    registry.register(EncodingCollector(lambda: encoder.queued, lambda: encoder.waiting))
+    encoder, registry = _counted(group, url, service.lease_s, memory)
     identity = _identity(settings, gpus, checkpoint, encoder)
     deps = EncoderDeps(encoder, identity, settings.shared_token, registry, sink.export)
     sweeping = asyncio.create_task(encoder.sweep())
 
     async def ready() -> None:
         encoder.forget_all()
-        facts = group.facts
-        assert isinstance(facts, EncoderFacts)
-        logger.info("ready at %s: %s on %s, %d MiB", url, checkpoint.name, facts.device, facts.weight_bytes >> 20)
+        log_ready(url, checkpoint.name, group.facts)
 
     async def drain() -> None:
         await encoder.drain(service.drain_s)
@@ -122,6 +97,37 @@ async def _serve(
     finally:
         sweeping.cancel()
         memory.close()
+
+
+def _group(settings: EncoderSettings, checkpoint: Checkpoint) -> ProcessGroup:
+    deployment, stage = settings.deployment, settings.deployment.encoder
+    return ProcessGroup(
+        rank_specs("encoder", Mesh(tp=stage.tensor_parallel_size), stage.devices),
+        RANKS,
+        EncoderRankSettings(
+            checkpoint.path,
+            stage,
+            deployment.diffusion.text_only,
+            deployment.service.slab_folder,
+            deployment.nixl,
+            settings.log_level,
+            settings.log_format,
+        ),
+        group_limits(deployment.service),
+        deployment.distributed_executor_backend,
+    )
+
+
+def _counted(
+    group: ProcessGroup, endpoint: str, lease_s: float, memory: GpuMemory
+) -> tuple[Encoder, CollectorRegistry]:
+    """The encoder and what `/metrics` shows of it: either is made with the other."""
+    registry = new_registry("encoder", lambda: encoder.health())
+    accounts, encodes = TransportAccounts(registry), EncodeAccounts(registry)
+    encoder = Encoder(group, endpoint=endpoint, lease_s=lease_s, accounts=accounts, encodes=encodes)
+    registry.register(memory)
+    registry.register(EncodingCollector(lambda: encoder.queued, lambda: encoder.waiting))
+    return encoder, registry
 
 
 def _identity(

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared_runtime.ranks.messages import RankFacts
 from shared_schema.deploy.model import EncoderStage, NixlExtra
 from shared_schema.deploy.settings import LogFormat, LogLevel
 from shared_schema.encode import EncodeRequest, Landing, PushReceipt, UsedReference
@@ -24,11 +23,6 @@ class EncoderRankSettings:
     """Send over NIXL, with these options; None: through shared memory."""
     log_level: LogLevel
     log_format: LogFormat
-
-
-@dataclass(frozen=True)
-class EncoderFacts(RankFacts):
-    """What a ready rank holds."""
 
 
 @dataclass(frozen=True)

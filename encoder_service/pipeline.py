@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,17 +87,9 @@ class EncoderPipeline:
         step()
         latents = None
         if self._media_encoder is not None:
-            tiles = self._media_encoder.tiles(state)
-            done = itertools.accumulate(tiles)
-
-            def tile() -> None:
-                beat()
-                # The sound of the last reference may be yet to come.
-                at, of = min(next(done, sum(tiles)), sum(tiles) - 1), sum(tiles)
-                tell(EncodeProgress(stage="vae", done=at, of=of))
-
+            tile = _telling(self._media_encoder.tiles(state), beat, tell)
             with _timed(timings, "vae"):
-                latents = self._media_encoder.encode(self._pipeline, request, state, tile if tiles else beat)
+                latents = self._media_encoder.encode(self._pipeline, request, state, tile)
         step()
         self._side.join(state.get("prompt_embeds"))
         if not self._comm.is_leader:
@@ -105,6 +97,22 @@ class EncoderPipeline:
         with _timed(timings, "pack"):
             payload = _packed(state, latents)
         return EncodedRequest(payload, media.used, timings)
+
+
+def _telling(
+    tiles: Sequence[int], beat: Callable[[], None], tell: Callable[[EncodeProgress], None]
+) -> Callable[[], None]:
+    """`beat` for the end of every batch of `tiles`, which tells how many are done."""
+    if not tiles:
+        return beat
+    total, done = sum(tiles), itertools.accumulate(tiles)
+
+    def tile() -> None:
+        beat()
+        # The sound of the last reference may be yet to come.
+        tell(EncodeProgress(stage="vae", done=min(next(done, total), total - 1), of=total))
+
+    return tile
 
 
 def _packed(state: PipelineState, latents: Latents | None) -> Packed:

@@ -74,6 +74,7 @@ def build_app(deps: EncoderDeps) -> FastAPI:
     app.add_middleware(Errands, process="encoder-api", export=deps.export)
     app.add_middleware(CountAnswers, accounts=AnswerAccounts(deps.registry))
     app.include_router(_health_routes(deps))
+    app.include_router(_peer_routes(deps), responses=_ERRORS)
     app.include_router(_encoding_routes(deps), responses=_ERRORS)
     return app
 
@@ -125,12 +126,28 @@ def _health_routes(deps: EncoderDeps) -> APIRouter:
     return routes
 
 
-def _encoding_routes(deps: EncoderDeps) -> APIRouter:
+def _peer_routes(deps: EncoderDeps) -> APIRouter:
+    """What a diffusion service asks before it has anything encoded."""
     routes = APIRouter(prefix="/v1")
 
     @routes.get("/identity")
     async def identity() -> EncoderIdentity:
         return deps.identity
+
+    @routes.post("/probes", response_model=PushReceipt, responses=_INLINE)
+    async def probe(body: ProbeRequest) -> Response | PushReceipt:
+        return _pushed(await deps.encoder.probe(body.landing, body.bytes))
+
+    @routes.post("/tokens")
+    async def tokens(body: TokensRequest) -> TokensAnswer:
+        return TokensAnswer(tokens=await deps.encoder.count_tokens(body.prompt))
+
+    return routes
+
+
+def _encoding_routes(deps: EncoderDeps) -> APIRouter:
+    """One encoding, from its request to its push."""
+    routes = APIRouter(prefix="/v1")
 
     @routes.post("/encodings", openapi_extra=_encode_body())
     async def encode(http: Request) -> Encoding:
@@ -159,14 +176,6 @@ def _encoding_routes(deps: EncoderDeps) -> APIRouter:
     async def drop(encoding_id: str) -> dict[str, bool]:
         await deps.encoder.drop(encoding_id)
         return {"deleted": True}
-
-    @routes.post("/probes", response_model=PushReceipt, responses=_INLINE)
-    async def probe(body: ProbeRequest) -> Response | PushReceipt:
-        return _pushed(await deps.encoder.probe(body.landing, body.bytes))
-
-    @routes.post("/tokens")
-    async def tokens(body: TokensRequest) -> TokensAnswer:
-        return TokensAnswer(tokens=await deps.encoder.count_tokens(body.prompt))
 
     return routes
 

@@ -10,7 +10,6 @@ from encoder_service.commands import (
     Drop,
     Encode,
     Encoded,
-    EncoderFacts,
     EncoderRankSettings,
     Probe,
     Push,
@@ -27,6 +26,7 @@ from shared_runtime.device_memory import locker_for
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
+from shared_runtime.ranks.messages import RankFacts
 from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
 from shared_runtime.sharding import Sharding
 from shared_runtime.transport.nixl_sender import NixlSender
@@ -71,9 +71,9 @@ class EncoderRank:
             self._weight_bytes += media_encoder.weight_bytes
 
     @property
-    def facts(self) -> EncoderFacts:
+    def facts(self) -> RankFacts:
         """What this rank holds."""
-        return EncoderFacts(
+        return RankFacts(
             device=str(self._device),
             torch=str(torch.__version__),
             weight_bytes=self._weight_bytes,

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from shared_runtime.gpus import Gpu
+from shared_runtime.ranks.messages import RankFacts
 from shared_schema.deploy.layout import start_lines
 from shared_schema.deploy.model import Deployment, Stage
 from shared_schema.deploy.served import costs
@@ -66,6 +67,12 @@ def log_start(model: str, deployment: Deployment, own: Stage, gpus: tuple[Gpu, .
         logger.info("device %s of stage %d is %s, %s", device, own.stage_id, gpu.name, gpu.uuid)
 
 
+def log_ready(url: str, model: str, facts: RankFacts | None) -> None:
+    """Log that the ranks are up, as their leader sees itself."""
+    assert facts is not None
+    logger.info("ready at %s: %s on %s, %d MiB", url, model, facts.device, facts.weight_bytes >> 20)
+
+
 def hold_signals() -> None:
     """Keep TERM and INT waiting until `serve` listens to them: nothing that is made meanwhile is left behind."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -99,12 +106,7 @@ async def serve(
     # What is there by now stays. Looking through all of it for garbage would hold up every answer for 0.2 s.
     gc.collect()
     gc.freeze()
-    server = _server(app, proxies)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    server, stop = _server(app, proxies), _stop_signal()
     supervising = asyncio.ensure_future(supervise)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
@@ -120,6 +122,16 @@ async def serve(
         supervising.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await supervising
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set once TERM or INT has come, also one that came while they were held."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    return stop
 
 
 def _server(app: ASGIApp, proxies: Sequence[str]) -> _Server:

@@ -91,7 +91,7 @@ def build_tiny(folder: Path) -> None:
 
 
 def _write_text_encoder(folder: Path) -> None:
-    write_json(folder / "config.json", _text_config())
+    write_json(folder / "config.json", _text_encoder_config())
     tensors = t.tensors("text_encoder", t.text_encoder(), "BF16")
     # The last file holds nothing but layers that are never run, as the released one's last files do.
     names = [tensor.name for tensor in tensors]
@@ -162,7 +162,7 @@ def special_id(token: str, words: int = 256) -> int:
     return words + SPECIAL_TOKENS.index(token)
 
 
-def _text_config() -> Json:
+def _text_encoder_config() -> Json:
     return {
         "architectures": ["Qwen3VLForConditionalGeneration"],
         "dtype": "bfloat16",
@@ -172,40 +172,48 @@ def _text_config() -> Json:
         "video_token_id": special_id("<|video_pad|>"),
         "vision_start_token_id": special_id("<|vision_start|>"),
         "vision_end_token_id": special_id("<|vision_end|>"),
-        "text_config": {
-            "dtype": "bfloat16",
-            "head_dim": t.TEXT_HEAD_DIM,
-            "hidden_act": "silu",
-            "hidden_size": t.TEXT_HIDDEN,
-            "intermediate_size": t.TEXT_FFN,
-            "max_position_embeddings": 262144,
-            "model_type": "qwen3_vl_text",
-            "num_attention_heads": t.TEXT_HEADS,
-            "num_hidden_layers": t.TEXT_LAYERS,
-            "num_key_value_heads": t.TEXT_KV_HEADS,
-            "rms_norm_eps": 1e-6,
-            "rope_parameters": {
-                "mrope_interleaved": True,
-                "mrope_section": [4, 2, 2],
-                "rope_theta": 5000000.0,
-                "rope_type": "default",
-            },
-            "vocab_size": t.VOCABULARY,
+        "text_config": _language_tower(),
+        "vision_config": _vision_tower(),
+    }
+
+
+def _language_tower() -> Json:
+    return {
+        "dtype": "bfloat16",
+        "head_dim": t.TEXT_HEAD_DIM,
+        "hidden_act": "silu",
+        "hidden_size": t.TEXT_HIDDEN,
+        "intermediate_size": t.TEXT_FFN,
+        "max_position_embeddings": 262144,
+        "model_type": "qwen3_vl_text",
+        "num_attention_heads": t.TEXT_HEADS,
+        "num_hidden_layers": t.TEXT_LAYERS,
+        "num_key_value_heads": t.TEXT_KV_HEADS,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [4, 2, 2],
+            "rope_theta": 5000000.0,
+            "rope_type": "default",
         },
-        "vision_config": {
-            "deepstack_visual_indexes": list(range(t.VISION_DEPTH)),
-            "depth": t.VISION_DEPTH,
-            "dtype": "bfloat16",
-            "hidden_size": t.VISION_HIDDEN,
-            "intermediate_size": t.VISION_FFN,
-            "model_type": "qwen3_vl_vision",
-            "num_heads": 2,
-            "num_position_embeddings": t.VISION_POSITIONS,
-            "out_hidden_size": t.TEXT_HIDDEN,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-        },
+        "vocab_size": t.VOCABULARY,
+    }
+
+
+def _vision_tower() -> Json:
+    return {
+        "deepstack_visual_indexes": list(range(t.VISION_DEPTH)),
+        "depth": t.VISION_DEPTH,
+        "dtype": "bfloat16",
+        "hidden_size": t.VISION_HIDDEN,
+        "intermediate_size": t.VISION_FFN,
+        "model_type": "qwen3_vl_vision",
+        "num_heads": 2,
+        "num_position_embeddings": t.VISION_POSITIONS,
+        "out_hidden_size": t.TEXT_HIDDEN,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
     }
 
 

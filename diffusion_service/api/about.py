@@ -23,6 +23,7 @@ from shared_schema.tasks import (
     MIN_FRAMES,
     MIN_SECONDS,
     MIN_SIGMA_POINTS,
+    CanvasLimits,
     canvas_for_ratio,
     is_aligned,
     min_side,
@@ -77,35 +78,15 @@ def _memory(deps: ApiDeps) -> dict[str, dict[str, int | None]]:
     }
 
 
-def _steps(limits: ServerLimits) -> dict[str, int]:
-    """Sigma points; an adapter leaves one number of them."""
-    default = limits.defaults.num_inference_steps
-    least, most = (MIN_SIGMA_POINTS, MAX_SIGMA_POINTS) if limits.lora is None else (default, default)
-    return {"min": least, "max": most, "default": default}
-
-
 def describe(limits: ServerLimits) -> dict[str, object]:
     """The limits for pages and clients; units are in the names."""
-    caps, body, defaults = limits.caps, limits.body, limits.defaults
-    named = {name: ratio for name, ratio in ASPECT_RATIOS.items() if ":" in name}
+    defaults = limits.defaults
     return {
         "object": "limits",
         "models": list(limits.served_names),
         "tasks": sorted(limits.tasks),
-        "size": {
-            "by_aspect_ratio": {name: str(canvas_for_ratio(*ratio, limits.canvas)) for name, ratio in named.items()},
-            "multiple_px": CANVAS_MULTIPLE,
-            "short_edge_px": limits.canvas.short_edge,
-            "max_pixels": limits.canvas.max_pixels,
-            "max_aspect": MAX_ASPECT,
-        },
-        "length": {
-            "fps": FPS,
-            "min_seconds": MIN_SECONDS,
-            "max_seconds": MAX_SECONDS,
-            "num_frames": [frames for frames in range(MIN_FRAMES, MAX_FRAMES + 1) if is_aligned(frames)],
-            "default_num_frames": DEFAULT_FRAMES,
-        },
+        "size": _sizes(limits.canvas),
+        "length": _lengths(),
         "num_inference_steps": _steps(limits),
         "defaults": {
             "seed": defaults.seed,
@@ -117,19 +98,52 @@ def describe(limits: ServerLimits) -> dict[str, object]:
         "lora_by_request": limits.takes_lora,
         "prompt": {"max_tokens": MAX_PROMPT_TOKENS},
         "references": _references(limits),
-        "bytes": {
-            "max_image": caps.image_bytes,
-            "max_video": caps.video_bytes,
-            "max_audio": caps.audio_bytes,
-            "max_body": body.body_bytes,
-            "max_encoder_output": body.encoder_output_bytes if limits.takes_encoder_output else 0,
-        },
-        "max_image_pixels": caps.image_pixels,
+        "bytes": _bytes(limits),
+        "max_image_pixels": limits.caps.image_pixels,
         "max_outputs": MAX_OUTPUTS,
         "queue_limit": limits.queue_limit,
         "webhooks": bool(limits.webhook_hosts),
         "sync_timeout_seconds": limits.sync_timeout_s,
         "retention_seconds": limits.retention_s,
+    }
+
+
+def _sizes(canvas: CanvasLimits) -> dict[str, object]:
+    named = {name: ratio for name, ratio in ASPECT_RATIOS.items() if ":" in name}
+    return {
+        "by_aspect_ratio": {name: str(canvas_for_ratio(*ratio, canvas)) for name, ratio in named.items()},
+        "multiple_px": CANVAS_MULTIPLE,
+        "short_edge_px": canvas.short_edge,
+        "max_pixels": canvas.max_pixels,
+        "max_aspect": MAX_ASPECT,
+    }
+
+
+def _lengths() -> dict[str, object]:
+    return {
+        "fps": FPS,
+        "min_seconds": MIN_SECONDS,
+        "max_seconds": MAX_SECONDS,
+        "num_frames": [frames for frames in range(MIN_FRAMES, MAX_FRAMES + 1) if is_aligned(frames)],
+        "default_num_frames": DEFAULT_FRAMES,
+    }
+
+
+def _steps(limits: ServerLimits) -> dict[str, int]:
+    """Sigma points; an adapter leaves one number of them."""
+    default = limits.defaults.num_inference_steps
+    least, most = (MIN_SIGMA_POINTS, MAX_SIGMA_POINTS) if limits.lora is None else (default, default)
+    return {"min": least, "max": most, "default": default}
+
+
+def _bytes(limits: ServerLimits) -> dict[str, int]:
+    caps, body = limits.caps, limits.body
+    return {
+        "max_image": caps.image_bytes,
+        "max_video": caps.video_bytes,
+        "max_audio": caps.audio_bytes,
+        "max_body": body.body_bytes,
+        "max_encoder_output": body.encoder_output_bytes if limits.takes_encoder_output else 0,
     }
 
 

@@ -30,21 +30,29 @@ from diffusion_service.api.schema import (
 from diffusion_service.api.sse import LAST_EVENT_ID
 from diffusion_service.api.streams import EventStreams
 from diffusion_service.jobs.job import Job, JobFailure
+from diffusion_service.jobs.public import video_of
 from diffusion_service.jobs.store import Order
 from diffusion_service.jobs.trace import chrome
 from shared_schema.errors import JOB_HTTP_STATUS, H3Error, InvalidRequest, JobFailed, NotFound, NotImplementedYet
 from shared_schema.videos import Video, VideoDeleted, VideoList
 
 _NO_RETRY = {"x-should-retry": "false"}
+_ONE = {"parameters": [VIDEO_ID]}
 
 
 def videos_router(deps: ApiDeps) -> APIRouter:
     """Every route under `/v1/videos`; the fixed names stand before the ids."""
     routes = _Routes(deps)
     router = APIRouter(prefix="/v1/videos", tags=["videos"])
-    one, part = {"parameters": [VIDEO_ID]}, {"parameters": [VIDEO_ID, *PART]}
     # First, because it is asked most; no other GET has this form.
-    router.add_api_route("/{video_id}", routes.get, methods=["GET"], response_model=Video, openapi_extra=one)
+    router.add_api_route("/{video_id}", routes.get, methods=["GET"], response_model=Video, openapi_extra=_ONE)
+    _add_all_videos(router, routes)
+    _add_not_implemented(router)
+    _add_one_video(router, routes)
+    return router
+
+
+def _add_all_videos(router: APIRouter, routes: "_Routes") -> None:
     body = {"requestBody": create_body(), "parameters": REPEAT}
     router.add_api_route("", routes.create, methods=["POST"], response_model=Video, openapi_extra=body)
     router.add_api_route(
@@ -53,22 +61,29 @@ def videos_router(deps: ApiDeps) -> APIRouter:
     router.add_api_route(
         "", routes.list_, methods=["GET"], response_model=VideoList, openapi_extra={"parameters": PAGE}
     )
+
+
+def _add_not_implemented(router: APIRouter) -> None:
     for path in ("/edits", "/extensions", "/characters", "/{video_id}/remix"):
         router.add_api_route(path, _not_implemented, methods=["POST"], include_in_schema=False)
     router.add_api_route("/characters/{name}", _not_implemented, methods=["GET", "DELETE"], include_in_schema=False)
+
+
+def _add_one_video(router: APIRouter, routes: "_Routes") -> None:
     router.add_api_route(
-        "/{video_id}", routes.delete, methods=["DELETE"], response_model=VideoDeleted, openapi_extra=one
+        "/{video_id}", routes.delete, methods=["DELETE"], response_model=VideoDeleted, openapi_extra=_ONE
     )
-    router.add_api_route("/{video_id}/cancel", routes.cancel, methods=["POST"], response_model=Video, openapi_extra=one)
-    router.add_api_route("/{video_id}/trace", routes.trace, methods=["GET"], responses=TRACE, openapi_extra=one)
-    stream = {"parameters": [VIDEO_ID, *LAST_EVENT]}
+    router.add_api_route(
+        "/{video_id}/cancel", routes.cancel, methods=["POST"], response_model=Video, openapi_extra=_ONE
+    )
+    router.add_api_route("/{video_id}/trace", routes.trace, methods=["GET"], responses=TRACE, openapi_extra=_ONE)
     router.add_api_route(
         "/{video_id}/events",
         routes.events,
         methods=["GET"],
         response_class=Response,
         responses=EVENTS,
-        openapi_extra=stream,
+        openapi_extra={"parameters": [VIDEO_ID, *LAST_EVENT]},
     )
     router.add_api_route(
         "/{video_id}/content",
@@ -76,10 +91,9 @@ def videos_router(deps: ApiDeps) -> APIRouter:
         methods=["GET"],
         response_class=Response,
         responses=CONTENT,
-        openapi_extra=part,
+        openapi_extra={"parameters": [VIDEO_ID, *PART]},
     )
     router.add_api_route("/{video_id}/content", routes.content, methods=["HEAD"], include_in_schema=False)
-    return router
 
 
 class _Routes:
@@ -175,9 +189,9 @@ class _Routes:
 
     def _video(self, job: Job, place: int | None) -> Video:
         if job.finished:
-            return job.video(queue_position=place)
+            return video_of(job, queue_position=place)
         runner = self._deps.runner
-        return job.video(queue_position=place, eta_seconds=runner.eta(job, place), step=runner.step(job))
+        return video_of(job, queue_position=place, eta_seconds=runner.eta(job, place), step=runner.step(job))
 
     async def _answer(self, job: Job) -> Response:
         places = await self._deps.store.places([job])
@@ -257,7 +271,7 @@ def _sync_error(error: H3Error, job_id: str) -> Response:
 
 
 def _sync_headers(job: Job) -> dict[str, str]:
-    video = job.video()
+    video = video_of(job)
     return {
         "X-Video-Id": job.id,
         "X-Model": quote(video.model, safe="/:@ ._-"),

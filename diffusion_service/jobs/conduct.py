@@ -11,15 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from diffusion_service.commands import (
-    ChunkDone,
-    DiffusionEvent,
-    Generated,
-    Muxing,
-    PayloadTaken,
-    SoundDone,
-    StepDone,
-)
+from diffusion_service.commands import ChunkDone, DiffusionEvent, Muxing, PayloadTaken, SoundDone, StepDone
 from diffusion_service.handover import Landed
 from diffusion_service.jobs.failure import failure_of
 from diffusion_service.jobs.job import ClipResult, Job, JobFailure, Transition
@@ -142,10 +134,10 @@ class Conduct:
             with span("wait for its turn"):
                 await self._line.turn(self)
             self.begun = True
-            generated = await self._generate(landed)
+            result = await self._generate(landed)
         finally:
             landed.use.release()
-        finishing = asyncio.create_task(self._finish(generated))
+        finishing = asyncio.create_task(self._finish(result))
         self._ending = True
         try:
             await asyncio.shield(finishing)
@@ -154,7 +146,7 @@ class Conduct:
             await asyncio.wait([finishing])
             finishing.result()
 
-    async def _generate(self, landed: Landed) -> Generated:
+    async def _generate(self, landed: Landed) -> ClipResult:
         workshop, job, kept = self._workshop, self.job, landed.kept
         await workshop.engine.until_ready()
         self.reach("denoising")
@@ -178,19 +170,8 @@ class Conduct:
         parts = tuple(workshop.artifacts.part(job.id, index) for index in range(job.plan.num_outputs))
         return await workshop.engine.generate(job.plan, kept.landing, kept.manifest, landed.media, parts, hear)
 
-    async def _finish(self, generated: Generated) -> None:
+    async def _finish(self, result: ClipResult) -> None:
         workshop, job = self._workshop, self.job
-        result = ClipResult(
-            outputs=generated.outputs,
-            stage_durations=generated.timings,
-            execution=workshop.engine.execution,
-            warnings=generated.warnings,
-            peak_memory_mb=generated.peak_memory_mb,
-            metrics={
-                "forwards": job.plan.forwards * job.plan.num_outputs,
-                "skipped_forwards": sum(output.skipped_forwards for output in generated.outputs),
-            },
-        )
         with span("publish"):
             await asyncio.to_thread(workshop.artifacts.publish, job.id, job.plan.num_outputs)
         now, retention_s = workshop.clock(), workshop.rules.retention_s

@@ -16,20 +16,10 @@ from pydantic import BaseModel, ConfigDict
 from diffusion_service.jobs.webhook import Webhook
 from shared_schema.encode import ReferenceKind, UsedReference
 from shared_schema.errors import H3Error, JobErrorCode
-from shared_schema.quality import PROFILES, Quality, VideoStepCache
-from shared_schema.tasks import FPS, Canvas, Task
+from shared_schema.quality import Quality
+from shared_schema.tasks import Canvas, Task
 from shared_schema.trace import Span
-from shared_schema.videos import (
-    FINAL,
-    Execution,
-    Phase,
-    Video,
-    VideoError,
-    VideoLora,
-    VideoOutput,
-    VideoStatus,
-    VideoWebhook,
-)
+from shared_schema.videos import FINAL, Execution, Phase, VideoOutput, VideoStatus
 
 MAX_ATTEMPTS = 2
 RETRIED: frozenset[str] = frozenset({"worker_died", "transfer_failed"})
@@ -295,97 +285,3 @@ class Job(Stored):
     def hooked(self, change: Callable[[Webhook], Webhook]) -> Self:
         """Its webhook went on."""
         return self if self.webhook is None else self._changed(webhook=change(self.webhook))
-
-    def video(
-        self, *, queue_position: int | None = None, eta_seconds: float | None = None, step: int | None = None
-    ) -> Video:
-        """This job as the public API shows it."""
-        plan, result = self.plan, self.result
-        seconds = plan.num_frames / FPS
-        outputs = result.outputs if result else ()
-        return Video(
-            id=self.id,
-            model=plan.model,
-            prompt=plan.prompt,
-            status=self.status,
-            progress=self.progress,
-            phase=None if self.finished else self.phase,
-            queue_position=queue_position,
-            eta_seconds=eta_seconds,
-            created_at=int(self.created_at),
-            started_at=_whole(self.started_at),
-            completed_at=_whole(self.completed_at),
-            expires_at=_whole(self.expires_at),
-            size=str(plan.canvas),
-            seconds=f"{seconds:.3f}".rstrip("0").rstrip("."),
-            num_frames=plan.num_frames,
-            fps=FPS,
-            duration_s=seconds,
-            task=plan.task,
-            seed=plan.seed,
-            num_inference_steps=plan.num_inference_steps,
-            forwards=plan.forwards,
-            step=step,
-            flow_shift=plan.flow_shift,
-            audio_flow_shift=plan.audio_flow_shift,
-            quality=plan.quality,
-            step_cache=_public_step_cache(plan.quality, result),
-            error=_public_error(self.error),
-            references=self.references,
-            attempt=self.attempt,
-            num_outputs=plan.num_outputs,
-            lora=_public_lora(plan.lora),
-            conditioning_cache=self.conditioning_cache,
-            stage_durations=self.stage_durations,
-            metrics=result.metrics if result and plan.return_stage_metrics else {},
-            inference_time_s=_between(self.started_at, self.completed_at) if self.status == "completed" else None,
-            file_name=f"{self.id}.mp4" if self.status == "completed" else None,
-            webhook=_public_webhook(self.webhook),
-            outputs=outputs,
-            execution=result.execution if result else None,
-            warnings=result.warnings if result else (),
-            frames_sha256=outputs[0].frames_sha256 if outputs else None,
-            audio_sha256=outputs[0].audio_sha256 if outputs else None,
-            peak_memory_mb=result.peak_memory_mb if result else None,
-        )
-
-
-def _whole(time: float | None) -> int | None:
-    return None if time is None else int(time)
-
-
-def _between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else round(end - start, 3)
-
-
-def _public_lora(lora: PlannedLora | None) -> VideoLora | None:
-    return None if lora is None else VideoLora(name=lora.name, scale=lora.scale, modules=lora.modules)
-
-
-def _public_step_cache(quality: Quality, result: ClipResult | None) -> VideoStepCache | None:
-    profile = PROFILES[quality]
-    if profile is None:
-        return None
-    skipped = None if result is None else sum(output.skipped_forwards for output in result.outputs)
-    return VideoStepCache(**dict(profile), skipped_forwards=skipped)
-
-
-def _public_webhook(webhook: Webhook | None) -> VideoWebhook | None:
-    if webhook is None:
-        return None
-    return VideoWebhook(
-        url=webhook.url,
-        state=webhook.state,
-        attempts=webhook.attempts,
-        next_attempt_at=_whole(webhook.due_at),
-        last_status=webhook.last_status,
-        last_error=webhook.last_error,
-        delivered_at=_whole(webhook.delivered_at),
-    )
-
-
-def _public_error(failure: JobFailure | None) -> VideoError | None:
-    if failure is None:
-        return None
-    kind = "invalid_request_error" if failure.code in ("invalid_input", "cancelled") else "server_error"
-    return VideoError(code=failure.code, message=failure.message, param=failure.param, type=kind)

@@ -11,11 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from diffusion_service.commands import ChunkDone, Generated, Muxing, PayloadTaken, StepDone
 from diffusion_service.conditioning_cache import Kept, Use
+from diffusion_service.engine import result_of
 from diffusion_service.handover import Landed, Watcher
 from diffusion_service.jobs.accounts import JobAccounts
 from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.feed import JobFeed
-from diffusion_service.jobs.job import Job, VideoPlan
+from diffusion_service.jobs.job import ClipResult, Job, VideoPlan
 from diffusion_service.jobs.memory import MemoryJobStore
 from diffusion_service.jobs.runner import JobRunner
 from diffusion_service.jobs.workshop import RunnerRules
@@ -85,14 +86,13 @@ class HeldEngine:
     errors: list[Exception] = field(default_factory=list)
     at_work: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
-    execution: Execution = EXECUTION
 
     async def until_ready(self) -> None:
         await asyncio.sleep(0)
 
     async def generate(
         self, plan: VideoPlan, landing: Any, _manifest: Any, _media: Any, paths: tuple[Path, ...], hear: Any
-    ) -> Generated:
+    ) -> ClipResult:
         self.at_work.append(landing)
         self.made.append(landing)
         try:
@@ -112,7 +112,7 @@ class HeldEngine:
                 made.append(
                     VideoOutput(index=index, seed=plan.seed_of(index), bytes=4, skipped_forwards=int(skips), **digests)
                 )
-            return Generated(tuple(made), {"denoise": 1.0}, (), None)
+            return result_of(plan, Generated(tuple(made), {"denoise": 1.0}, (), None), EXECUTION)
         finally:
             self.at_work.remove(landing)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from diffusion_service.jobs.public import video_of
 from shared_runtime.metrics import exposition
 from shared_schema.errors import NotFound, RankDied, RankFailed
 from tests.diffusion_service.jobs.stage import RULES, Stage, play
@@ -82,7 +83,7 @@ def test_the_kept_conditioning_is_reported(tmp_path: Path) -> None:
         stage.open()
         job = await stage.final(await stage.add())
         assert job.conditioning_cache == "miss"
-        assert job.video().conditioning_cache == "miss"
+        assert video_of(job).conditioning_cache == "miss"
 
     play(tmp_path, scenario)
 
@@ -216,16 +217,16 @@ def test_skipped_forwards_are_finished_ones_and_the_job_says_how_many(tmp_path: 
     async def scenario(stage: Stage) -> None:
         stage.open()
         job = await stage.add(outputs=2, quality="high")
-        before = (await stage.job(job)).video()
+        before = video_of(await stage.job(job))
         assert before.step_cache is not None
         assert (before.quality, before.step_cache.skipped_forwards) == ("high", None)
-        video = (await stage.final(job)).video()
+        video = video_of(await stage.final(job))
         assert (video.status, video.progress) == ("completed", 100)
         assert video.step_cache is not None
         assert (video.step_cache.profile, video.step_cache.skipped_forwards) == ("first-block", 2)
         assert [output.skipped_forwards for output in video.outputs] == [1, 1]
         assert video.metrics == {"forwards": 4, "skipped_forwards": 2}
-        lossless = (await stage.final(await stage.add())).video()
+        lossless = video_of(await stage.final(await stage.add()))
         assert (lossless.quality, lossless.step_cache) == ("lossless", None)
         assert lossless.metrics == {"forwards": 2, "skipped_forwards": 0}
         seen = exposition(stage.registry).decode()
