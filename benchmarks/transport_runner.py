@@ -21,8 +21,8 @@ from prometheus_client import CollectorRegistry
 from benchmarks.transport_load import MIB
 from benchmarks.transport_rank import RankSettings, Take
 from diffusion_service.encoder_client import EncoderClient
+from encoder_service.accounts import EncodeAccounts
 from encoder_service.encoder import Encoder
-from encoder_service.metrics import EncodeAccounts
 from encoder_service.routes import EncoderDeps, build_app
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs

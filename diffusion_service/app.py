@@ -11,6 +11,7 @@ from typing import Protocol
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from diffusion_service.accounts import CacheCollector, EncoderCollector, WebhookAccounts
 from diffusion_service.api import layers
 from diffusion_service.api.deps import ApiDeps
 from diffusion_service.api.disk import DiskGuard
@@ -38,7 +39,6 @@ from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.jobs.store import JobStore
 from diffusion_service.keys import KeyRing
 from diffusion_service.life import ServiceLife
-from diffusion_service.metrics import CacheCollector, EncoderCollector, WebhookAccounts
 from diffusion_service.outbound import PinnedClient
 from diffusion_service.settled import Settled, checkpoint_for, settle
 from diffusion_service.signature import Signer

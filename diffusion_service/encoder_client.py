@@ -21,6 +21,7 @@ from shared_schema.encode import (
     TokensAnswer,
 )
 from shared_schema.errors import (
+    EncoderAway,
     ErrorBody,
     ErrorDetail,
     H3Error,
@@ -39,13 +40,6 @@ Shape = TypeVar("Shape", bound=BaseModel)
 CONNECT_S = 5.0
 SHORT_S = 10.0
 """For calls that only look something up."""
-
-
-class EncoderAway(H3Error):
-    """The encoder service does not answer: it has not begun what it was asked for."""
-
-    status = 503
-    default_code = "encoder_unavailable"
 
 
 _KINDS: dict[str, type[H3Error]] = {

@@ -11,11 +11,11 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from diffusion_service.encoder_client import EncoderAway, EncoderClient
+from diffusion_service.encoder_client import EncoderClient
 from shared_runtime.transport.base import Receiver
 from shared_schema.deploy.model import ConnectorName
 from shared_schema.encode import READ_VERSIONS, EncoderIdentity, ShmLanding
-from shared_schema.errors import H3Error, JobFailed, PayloadError, ReceiverBusy, SlabFull, TransportError
+from shared_schema.errors import EncoderAway, H3Error, JobFailed, PayloadError, ReceiverBusy, SlabFull, TransportError
 
 PERIOD_S = 1.0
 STARVING_S = 0.25

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from diffusion_service.commands import MediaFiles
 from diffusion_service.conditioning_cache import ConditioningCache, Kept, Use, conditioning_key
-from diffusion_service.encoder_client import EncoderAway
 from diffusion_service.encoder_link import EncoderLink
 from diffusion_service.encoders import Encoders
 from diffusion_service.jobs.artifacts import Artifacts
@@ -25,6 +24,7 @@ from shared_runtime.transport.inline import from_safetensors
 from shared_schema.encode import EncodeProgress, EncodeRequest, Encoding, PushReceipt, ReferenceInput, ShmLanding
 from shared_schema.encoder_output import TEXT, EncoderOutput, Manifest
 from shared_schema.errors import (
+    EncoderAway,
     H3Error,
     LayoutInvalid,
     NotReady,

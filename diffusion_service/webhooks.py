@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from diffusion_service.accounts import WebhookAccounts
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.public import video_of
 from diffusion_service.jobs.store import JobStore
 from diffusion_service.jobs.webhook import Webhook, delay_s
-from diffusion_service.metrics import WebhookAccounts
 from diffusion_service.signature import Signer
 from shared_runtime.tracing import Errand, working_for
 from shared_schema.errors import NotFound, OutboundError, StoreUnavailable

@@ -131,13 +131,13 @@ class DiffusionRank:
         timings: dict[str, float] = {}
         if command.media is not None:
             assert self._media is not None
-            completed = self._media.complete(conditions, command.media, task.step, task.beat)
+            completed = self._media.complete(conditions, command.media, task.go_on, task.beat)
             conditions, layout, timings = completed.conditions, completed.layout, completed.timings
         assert layout is not None
 
         def tell(event: DiffusionEvent) -> None:
             task.report(event)
-            task.step()
+            task.go_on()
 
         self._wardrobes[partition_of(command.task)].wear(command.adapter, task.beat)
         made = self._generator.generate(command, conditions, layout.blocks, layout.keyframes, tell, task.beat)

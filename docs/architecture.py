@@ -43,7 +43,7 @@ def _of(package: str, *names: str) -> tuple[str, ...]:
 
 
 D, E, R = "diffusion_service", "encoder_service", "shared_runtime"
-WATCHING = ("metrics", "webhooks", "signature", "health", "life")
+WATCHING = ("accounts", "webhooks", "signature", "health", "life")
 BOXES = (
     Box(3, 0, "control", "video_client", "command line, demo, pair", ("video_client",)),
     Box(1, 0, "control", "cli", "flags, keys", _of(D, "cli", "__main__", "keys_command")),
@@ -62,8 +62,8 @@ BOXES = (
     Box(1, 6, "both", "adapters", "Turbo and LoRA files", _of(D, "adapters")),
     Box(2, 6, "both", "mux", "MP4, thumbnail", _of(D, "mux")),
     Box(4, 0, "control", "cli", "flags", _of(E, "cli", "__main__")),
-    Box(4, 1, "control", "app, routes", "/v1/encodings", (E, *_of(E, "app", "gate", "routes"))),
-    Box(4, 2, "control", "encoder", "admission, leases", _of(E, "encoder", "metrics")),
+    Box(4, 1, "control", "app, routes", "/v1/encodings", (E, *_of(E, "app", "token_gate", "routes"))),
+    Box(4, 2, "control", "encoder", "admission, leases", _of(E, "encoder", "accounts")),
     Box(5, 1, "rank", "worker", "one rank", _of(E, "worker")),
     Box(5, 2, "rank", "outbox", "payloads, pushes", _of(E, "outbox")),
     Box(5, 3, "rank", "pipeline", "text, video, sound", _of(E, "pipeline", "text", "vision")),

@@ -11,9 +11,10 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 
+from diffusion_service.api.errors import JOB_HTTP_STATUS
 from shared_schema import errors, videos
 from shared_schema.deploy.model import Deployment
-from shared_schema.errors import JOB_HTTP_STATUS, H3Error, RequestError
+from shared_schema.errors import H3Error, RequestError
 from shared_schema.tasks import Task
 
 HERE = Path(__file__).parent

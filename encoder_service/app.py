@@ -6,9 +6,9 @@ import socket
 
 from prometheus_client import CollectorRegistry
 
+from encoder_service.accounts import EncodeAccounts, EncodingCollector
 from encoder_service.commands import EncoderRankSettings
 from encoder_service.encoder import Encoder
-from encoder_service.metrics import EncodeAccounts, EncodingCollector
 from encoder_service.routes import EncoderDeps, build_app
 from shared_runtime.checkpoint import Checkpoint, Component, resolve_checkpoint
 from shared_runtime.gpu_memory import GpuMemory

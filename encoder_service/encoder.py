@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from encoder_service.accounts import EncodeAccounts
 from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed, Tidy
-from encoder_service.metrics import EncodeAccounts
 from shared_runtime.ranks.group import RankGroup
 from shared_runtime.tracing import span
 from shared_runtime.transport.accounts import TransportAccounts

@@ -42,18 +42,18 @@ class EncodedRequest:
 
 
 class EncoderPipeline:
-    """The encode steps of all three tasks over one set of components."""
+    """The encode blocks of all three tasks over one set of components."""
 
     def __init__(
         self, checkpoint: Path, components: dict[str, Any], media_encoder: MediaEncoder | None, comm: RankComm
     ) -> None:
-        """`components` are those of the text steps; without a `media_encoder` payloads are text alone."""
+        """`components` are those of the text blocks; without a `media_encoder` payloads are text alone."""
         self._comm = comm
         self._media_encoder = media_encoder
         self._reader = MediaReader(comm)
         self._side = SideStream(comm.device)
-        self._text = {task: step() for task, step in _TEXT.items()}
-        blocks = {**self._reader.blocks, **{f"text_{task.value}": step for task, step in self._text.items()}}
+        self._text = {task: block() for task, block in _TEXT.items()}
+        blocks = {**self._reader.blocks, **{f"text_{task.value}": block for task, block in self._text.items()}}
         if media_encoder is not None:
             blocks, components = {**blocks, **media_encoder.blocks}, {**components, **media_encoder.components}
         self._pipeline: Pipeline = assemble(checkpoint, blocks, components, comm.device)
@@ -62,13 +62,14 @@ class EncoderPipeline:
         self,
         request: EncodeRequest,
         files: tuple[Path, ...],
-        step: Callable[[], None],
+        go_on: Callable[[], None],
         beat: Callable[[], None],
         tell: Callable[[EncodeProgress], None],
     ) -> EncodedRequest | None:
         """Media, words and pictures to one payload, on the leader. A collective.
 
-        `step` is called between the stages, `beat` within them, `tell` after every part.
+        `go_on` is called between the stages and raises once nobody wants the payload, `beat` within them, `tell` after
+        every part.
 
         Raises:
             InvalidRequest: a file cannot be decoded after all; on every rank.
@@ -78,19 +79,19 @@ class EncoderPipeline:
         with _timed(timings, "media"):
             media = self._reader.read(self._pipeline, request, files, beat)
         tell(EncodeProgress(stage="media"))
-        step()
+        go_on()
         state = media.state()
         # Nothing waits for the words before the payload: the pictures' large kernels begin beside them.
         with _timed(timings, "text"), self._side.aside():
             run_block(self._text[request.task], self._pipeline, state)
         tell(EncodeProgress(stage="text"))
-        step()
+        go_on()
         latents = None
         if self._media_encoder is not None:
             tile = _telling(self._media_encoder.tiles(state), beat, tell)
             with _timed(timings, "vae"):
                 latents = self._media_encoder.encode(self._pipeline, request, state, tile)
-        step()
+        go_on()
         self._side.join(state.get("prompt_embeds"))
         if not self._comm.is_leader:
             return None

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from encoder_service.commands import Pushed
 from encoder_service.encoder import Encoder
-from encoder_service.gate import TokenGate
+from encoder_service.token_gate import TokenGate
 from shared_runtime.answers import AnswerAccounts, CountAnswers
 from shared_runtime.errands import Errands
 from shared_runtime.metrics import CONTENT_TYPE, exposition

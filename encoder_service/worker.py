@@ -105,7 +105,7 @@ class EncoderRank:
             if self._comm.is_leader:
                 task.report(part)
 
-        encoded = self._pipeline.encode(command.request, command.files, task.step, task.beat, tell)
+        encoded = self._pipeline.encode(command.request, command.files, task.go_on, task.beat, tell)
         return self._comm.from_leader(lambda: self._keep(command.encoding_id, encoded))
 
     def _keep(self, encoding_id: str, encoded: EncodedRequest | None) -> Encoded:

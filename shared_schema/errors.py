@@ -16,6 +16,7 @@
     |  |- RateLimited          429  this caller sends more than it may
     |  |- NotImplementedYet    501  a route that we know and do not serve
     |  `- NotReady             503  no capacity at present
+    |- EncoderAway         503  the encoder service does not answer: it has not begun what it was asked for
     |- StoreUnavailable      503  the database of the jobs does not answer
     |- JobFailed             a job ended without a clip; `code` is one of `JobErrorCode`
     |- PayloadError          an `encoder_output` breaks its contract: a server fault, never the client's
@@ -29,10 +30,9 @@
     |- OutboundError         a URL of the caller's could not be used
     |  |- OutboundRefused      this server does not dial it: scheme, host or address
     |  `- OutboundFailed       nobody answered there, or not in time, or not as it should
-    |- RankError             a rank group could not do its work
-    |  |- RankDied             a rank left, was stopped, or hung past its limit
-    |  |- RankFailed           a command raised; `code` is one of `JobErrorCode`
-    |  `- TaskCancelled        a command was not wanted any more
+    |- RankDied              a rank left, was stopped, or hung past its limit
+    |- RankFailed            a command raised; `code` is one of `JobErrorCode`
+    |- TaskCancelled         a command was not wanted any more
     |- AdapterError          a LoRA file cannot be used: wrong settings at start, the caller's fault in a request
     |  |- AdapterNotFound      no such file, or not exactly one where one is expected
     |  |- AdapterNotServed     a file whose name or form is not read here
@@ -59,19 +59,6 @@ JobErrorCode = Literal[
     "internal_error",
 ]
 """Why a job failed. Only `worker_died` and `transfer_failed` are retried, once."""
-
-JOB_HTTP_STATUS: dict[JobErrorCode, int] = {
-    "invalid_input": 400,
-    "out_of_memory": 503,
-    "encoder_unavailable": 503,
-    "transfer_failed": 503,
-    "worker_died": 503,
-    "numerical_error": 500,
-    "timeout": 504,
-    "cancelled": 400,
-    "internal_error": 500,
-}
-"""What `POST /v1/videos/sync` answers when its job failed with that code."""
 
 
 class ErrorDetail(BaseModel):
@@ -239,6 +226,13 @@ class NotReady(RequestError):
     retry_after_s = 5.0
 
 
+class EncoderAway(H3Error):
+    """The encoder service does not answer: it has not begun what it was asked for."""
+
+    status = 503
+    default_code = "encoder_unavailable"
+
+
 class StoreUnavailable(H3Error):
     """The database of the jobs does not answer, or does not take what is written; nothing was changed."""
 
@@ -385,25 +379,21 @@ class StorageUnavailable(TransportError):
     retry_after_s = 5.0
 
 
-class RankError(H3Error):
-    """A rank group could not do its work."""
-
-
-class RankDied(RankError):
+class RankDied(H3Error):
     """A rank left, was stopped, or hung past its limit; its group was ended."""
 
     status = 503
     default_code = "worker_died"
 
 
-class RankFailed(RankError):
+class RankFailed(H3Error):
     """A command raised something that is not of this tree. `code` is one of `JobErrorCode`."""
 
     def __init__(self, message: str, *, code: JobErrorCode) -> None:
         super().__init__(message, code=code)
 
 
-class TaskCancelled(RankError):
+class TaskCancelled(H3Error):
     """A command was stopped at its next step because its caller went away."""
 
     default_code = "cancelled"

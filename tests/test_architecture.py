@@ -50,7 +50,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "shared_runtime.errands",
         "shared_runtime.serving",
         "encoder_service.app",
-        "encoder_service.gate",
+        "encoder_service.token_gate",
         "encoder_service.routes",
         "diffusion_service.app",
         "diffusion_service.api",
@@ -235,6 +235,18 @@ def test_broad_excepts_are_only_at_the_three_boundaries() -> None:
         if isinstance(node, ast.ExceptHandler) and is_broad(node)
     }
     assert broad <= BROAD_EXCEPTS
+
+
+def test_errors_that_cross_a_boundary_are_all_in_the_file_of_their_tree() -> None:
+    home = ROOT / "shared_schema" / "errors.py"
+    family = {node.name for node in tree(home).body if isinstance(node, ast.ClassDef)} - {"ErrorDetail", "ErrorBody"}
+    assert not [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for path in sources()
+        if path != home
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and family & {ast.unparse(base) for base in node.bases}
+    ]
 
 
 def environment_reads(path: Path) -> Iterator[str]:

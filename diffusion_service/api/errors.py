@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -26,6 +27,19 @@ from shared_schema.errors import (
     StoreUnavailable,
     Unauthorized,
 )
+
+JOB_HTTP_STATUS: Final[dict[str, int]] = {
+    "invalid_input": 400,
+    "out_of_memory": 503,
+    "encoder_unavailable": 503,
+    "transfer_failed": 503,
+    "worker_died": 503,
+    "numerical_error": 500,
+    "timeout": 504,
+    "cancelled": 400,
+    "internal_error": 500,
+}
+"""What `POST /v1/videos/sync` answers when its job failed with that `JobErrorCode`."""
 
 _LOG = logging.getLogger(__name__)
 

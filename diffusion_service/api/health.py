@@ -1,4 +1,4 @@
-"""Health routes of the diffusion service. Runs in the API process."""
+"""Health and metrics of the diffusion service. Runs in the API process."""
 
 import logging
 
@@ -7,7 +7,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from diffusion_service.api.deps import ApiDeps, HealthSource
-from diffusion_service.api.schema import NOT_READY
+from diffusion_service.api.schema import NOT_READY, TEXT
+from shared_runtime.metrics import CONTENT_TYPE, exposition
 from shared_schema.errors import StorageUnavailable, StoreUnavailable
 from shared_schema.health import Health
 
@@ -15,7 +16,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def health_router(deps: ApiDeps) -> APIRouter:
-    """`/livez`, `/readyz`, `/readyz/api` and `/health`."""
+    """`/livez`, `/readyz`, `/readyz/api`, `/health` and `/metrics`."""
     router = APIRouter(tags=["health"])
 
     @router.get("/livez")
@@ -37,6 +38,11 @@ def health_router(deps: ApiDeps) -> APIRouter:
     async def api_ready() -> Response:
         """Store and disk work: jobs can be queued, whatever ranks and encoder do."""
         return _answer(await _api(deps))
+
+    @router.get("/metrics", response_class=Response, responses=TEXT)
+    async def metrics() -> Response:
+        """Every metric; the names are in docs/metrics.md."""
+        return Response(exposition(deps.registry), media_type=CONTENT_TYPE)
 
     return router
 

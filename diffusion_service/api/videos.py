@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from diffusion_service.api.content import ClipAnswers
 from diffusion_service.api.deps import ApiDeps
-from diffusion_service.api.errors import error_response
+from diffusion_service.api.errors import JOB_HTTP_STATUS, error_response
 from diffusion_service.api.gate import caller_of, note_job
 from diffusion_service.api.intake import Intake
 from diffusion_service.api.ownership import check_changes, check_visible
@@ -33,7 +33,7 @@ from diffusion_service.jobs.job import Job, JobFailure
 from diffusion_service.jobs.public import video_of
 from diffusion_service.jobs.store import Order
 from diffusion_service.jobs.trace import chrome
-from shared_schema.errors import JOB_HTTP_STATUS, H3Error, InvalidRequest, JobFailed, NotFound, NotImplementedYet
+from shared_schema.errors import H3Error, InvalidRequest, JobFailed, NotFound, NotImplementedYet
 from shared_schema.videos import Video, VideoDeleted, VideoList
 
 _NO_RETRY = {"x-should-retry": "false"}
@@ -266,8 +266,7 @@ def _failure(job: Job) -> JobFailed:
 
 
 def _sync_error(error: H3Error, job_id: str) -> Response:
-    status = {str(code): status for code, status in JOB_HTTP_STATUS.items()}[error.code]
-    return error_response(error, status=status, headers={**_NO_RETRY, "X-Video-Id": job_id})
+    return error_response(error, status=JOB_HTTP_STATUS[error.code], headers={**_NO_RETRY, "X-Video-Id": job_id})
 
 
 def _sync_headers(job: Job) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Why a job failed, in the codes that its caller is told. Pure."""
 
-from diffusion_service.encoder_client import EncoderAway
 from diffusion_service.jobs.job import JobFailure
 from shared_schema.errors import (
+    EncoderAway,
     H3Error,
     JobFailed,
     PayloadError,

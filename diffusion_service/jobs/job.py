@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from diffusion_service.jobs.webhook import Webhook
 from shared_schema.encode import ReferenceKind, UsedReference
-from shared_schema.errors import H3Error, JobErrorCode
+from shared_schema.errors import JobErrorCode
 from shared_schema.quality import Quality
 from shared_schema.tasks import Canvas, Task
 from shared_schema.trace import Span
@@ -125,7 +125,7 @@ class JobFailure(Stored):
     param: str | None = None
 
 
-class Transition(H3Error):
+class Transition(Exception):
     """A job was asked to change in a way that its state does not allow."""
 
 

@@ -32,7 +32,7 @@ class Rows:
 
     @classmethod
     def from_layout(cls, fields: Mapping[str, torch.Tensor]) -> "Rows":
-        """From the `denoiser_input_fields` of diffusers' layout step."""
+        """From the `denoiser_input_fields` of diffusers' layout block."""
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
 
 

@@ -65,7 +65,7 @@ class _StopWatch:
 
 
 class Generator:
-    """The sampling steps of the tasks that a rank serves, over one set of components."""
+    """The sampling blocks of the tasks that a rank serves, over one set of components."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Generator:
         self._prepare = {task: blocks_of(task) for task in tasks}
         self._denoisers = {task: Denoiser(task, dits[partition_of(task)]) for task in tasks}
         self._pipelines = {
-            task: assemble(checkpoint, self._steps(task), _parts(task, components), comm.device) for task in tasks
+            task: assemble(checkpoint, self._blocks(task), _parts(task, components), comm.device) for task in tasks
         }
         self._audio_vae = components.get("audio_vae")
         self._video = video_decoder(next(iter(self._pipelines.values())))
 
-    def _steps(self, task: Task) -> dict[str, ModularPipelineBlocks]:
-        steps = (*self._prepare[task], *self._denoisers[task].blocks)
-        return {f"{index}_{type(step).__name__}": step for index, step in enumerate(steps)}
+    def _blocks(self, task: Task) -> dict[str, ModularPipelineBlocks]:
+        blocks = (*self._prepare[task], *self._denoisers[task].blocks)
+        return {f"{index}_{type(block).__name__}": block for index, block in enumerate(blocks)}
 
     def generate(
         self,
@@ -114,8 +114,8 @@ class Generator:
         outputs, warnings = [], list[str]()
         for index, target in enumerate(command.outputs):
             with timings.of("prepare"):
-                steps = self._prepare[command.task]
-                state = prepare(pipeline, steps, command, target.seed, conditions, blocks, keyframes)
+                before = self._prepare[command.task]
+                state = prepare(pipeline, before, command, target.seed, conditions, blocks, keyframes)
             recorded, skipped = self._make(command, index, pipeline, state, timings, tell, beat)
             outputs.append(
                 VideoOutput(

@@ -33,11 +33,11 @@ class MediaConditioner:
         self._pipeline = assemble(checkpoint, blocks, encoder.components, comm.device)
 
     def complete(
-        self, text: Conditions, media: MediaFiles, step: Callable[[], None], beat: Callable[[], None]
+        self, text: Conditions, media: MediaFiles, go_on: Callable[[], None], beat: Callable[[], None]
     ) -> Completed:
         """Read and encode the media; the same on every rank. A collective.
 
-        `step` is called after each stage and raises once the clip is not wanted, `beat` within them.
+        `go_on` is called after each stage and raises once the clip is not wanted, `beat` within them.
 
         Raises:
             InvalidRequest: a file cannot be decoded after all.
@@ -46,10 +46,10 @@ class MediaConditioner:
         begun = time.perf_counter()
         prepared = self._reader.read(self._pipeline, media.request, media.files, beat)
         read = time.perf_counter()
-        step()
+        go_on()
         latents = self._encoder.encode(self._pipeline, media.request, prepared.state(), beat)
         latents.layout.check()
         timings = {"media_read": round(read - begun, 6), "media_encode": round(time.perf_counter() - read, 6)}
-        step()
+        go_on()
         conditions = replace(text, visual=latents.visual, audio=latents.audio)
         return Completed(conditions, latents.layout, timings)

@@ -21,7 +21,7 @@ from shared_runtime.conditioning.packing import Conditions
 from shared_schema.layout import Block
 from shared_schema.tasks import Task
 
-_STEPS: dict[Task, tuple[type[ModularPipelineBlocks], ...]] = {
+_BLOCKS: dict[Task, tuple[type[ModularPipelineBlocks], ...]] = {
     Task.T2VA: (
         MiniMaxH3NoKeyframeAnchorsStep,
         MiniMaxH3PrepareLayoutStep,
@@ -50,7 +50,7 @@ _ANCHORS = {0: "first", -1: "last"}
 
 @dataclass(frozen=True)
 class ReferenceKind:
-    """All that the layout step reads of a reference."""
+    """All that the layout block reads of a reference."""
 
     kind: str
     has_audio: bool
@@ -58,7 +58,7 @@ class ReferenceKind:
 
 def blocks_of(task: Task) -> tuple[ModularPipelineBlocks, ...]:
     """Diffusers' blocks from a payload to the first step of one task."""
-    return tuple(step() for step in _STEPS[task])
+    return tuple(block() for block in _BLOCKS[task])
 
 
 def prepare(

@@ -84,7 +84,7 @@ class TaskHandle:
         if self.lane == "work":
             self.beater.beat()
 
-    def step(self) -> None:
+    def go_on(self) -> None:
         """A point of progress that all ranks pass together: raises `TaskCancelled` on all of them, or on none.
 
         For `work` a collective: every rank must call it equally often.

@@ -4,9 +4,18 @@ import asyncio
 
 import pytest
 
-from diffusion_service.encoder_client import EncoderAway, EncoderClient
+from diffusion_service.encoder_client import EncoderClient
 from shared_schema.encode import ShmLanding
-from shared_schema.errors import H3Error, InvalidRequest, JobFailed, LeaseExpired, NotReady, RankDied, TransportError
+from shared_schema.errors import (
+    EncoderAway,
+    H3Error,
+    InvalidRequest,
+    JobFailed,
+    LeaseExpired,
+    NotReady,
+    RankDied,
+    TransportError,
+)
 
 LANDING = ShmLanding(path="/dev/shm/x", offset=0, length=1, generation=1, request_id="0" * 32, deadline=1.0)
 

@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from diffusion_service.conditioning_cache import ConditioningCache
-from diffusion_service.encoder_client import EncoderAway
 from diffusion_service.encoders import Encoders
 from diffusion_service.handover import Handover, Landed, PayloadRules
 from diffusion_service.jobs.artifacts import Artifacts
@@ -18,7 +17,7 @@ from shared_runtime.transport.accounts import TransportAccounts
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.slab import Slab
 from shared_schema.encode import EncodeProgress, EncodeRequest, Encoding, PushReceipt, ShmLanding
-from shared_schema.errors import ChecksumMismatch, NotFound, NotReady, RankDied
+from shared_schema.errors import ChecksumMismatch, EncoderAway, NotFound, NotReady, RankDied
 from shared_schema.layout import Layout
 from shared_schema.tasks import Task
 from shared_schema.videos import Phase

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from diffusion_service import webhooks
+from diffusion_service.accounts import WebhookAccounts
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.jobs.webhook import Webhook
-from diffusion_service.metrics import WebhookAccounts
 from diffusion_service.outbound import PinnedClient
 from diffusion_service.signature import Signer
 from diffusion_service.webhooks import Webhooks

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from encoder_service.accounts import EncodeAccounts
 from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed
 from encoder_service.encoder import Encoder
-from encoder_service.metrics import EncodeAccounts
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import EncodeProgress, EncodeRequest, InlineLanding, PushReceipt
 from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL, Manifest

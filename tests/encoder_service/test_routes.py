@@ -9,8 +9,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from encoder_service.accounts import EncodeAccounts
 from encoder_service.encoder import Encoder
-from encoder_service.metrics import EncodeAccounts
 from encoder_service.routes import EncoderDeps, build_app
 from shared_runtime.spans_out import NoSink
 from shared_runtime.transport.accounts import TransportAccounts

@@ -37,7 +37,7 @@ class Gates:
             return
         while self._comm.any((self._folder / phase).exists()):
             time.sleep(0.02)
-            task.step()
+            task.go_on()
 
 
 class HeldRank:

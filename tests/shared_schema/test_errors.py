@@ -1,11 +1,10 @@
 import re
 from collections.abc import Iterator
-from typing import get_args
 
 import pytest
 
 from shared_schema import errors
-from shared_schema.errors import JOB_HTTP_STATUS, H3Error, JobErrorCode, JobFailed, PayloadError, RequestError
+from shared_schema.errors import H3Error, PayloadError, RequestError
 
 
 def below(kind: type[H3Error]) -> Iterator[type[H3Error]]:
@@ -39,8 +38,3 @@ def test_a_broken_payload_is_a_server_fault_and_names_its_slot(kind: type[Payloa
 def test_payload_errors_have_codes_of_their_own() -> None:
     codes = [kind.default_code for kind in below(PayloadError)]
     assert len(set(codes)) == len(codes)
-
-
-def test_every_job_code_has_its_status() -> None:
-    assert set(JOB_HTTP_STATUS) == set(get_args(JobErrorCode))
-    assert JobFailed("no", code="timeout").code == "timeout"

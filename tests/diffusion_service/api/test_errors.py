@@ -3,15 +3,21 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Message
 
-from diffusion_service.api.errors import ErrorBoundary
-from shared_schema.errors import InvalidRequest
+from diffusion_service.api.errors import JOB_HTTP_STATUS, ErrorBoundary
+from shared_schema.errors import InvalidRequest, JobErrorCode, JobFailed
 from tests.diffusion_service.api.served import Served, error, serve
+
+
+def test_every_job_code_has_its_status() -> None:
+    assert set(JOB_HTTP_STATUS) == set(get_args(JobErrorCode))
+    assert JobFailed("no", code="timeout").code == "timeout"
 
 
 def test_unknown_routes_and_methods(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from diffusion_service.encoder_client import EncoderAway
 from shared_schema.errors import (
     ChecksumMismatch,
+    EncoderAway,
     InvalidRequest,
     JobFailed,
     NotFound,

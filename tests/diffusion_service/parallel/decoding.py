@@ -61,7 +61,7 @@ def decode_again(comm: RankComm, task: TaskHandle, path: Path, clip: Clip) -> De
     """After a decode that was given up at its second piece."""
     vae = load(path, clip)
     for _, _ in zip(range(2), stream(comm, vae, clip, task.beat), strict=False):
-        task.step()
+        task.go_on()
     return _decode(comm, task, vae, clip)
 
 
@@ -84,7 +84,7 @@ def poison(comm: RankComm, task: TaskHandle, path: Path, clip: Clip, rank: int) 
     raised = "nothing"
     try:
         for _ in stream(comm, vae, clip, task.beat):
-            task.step()
+            task.go_on()
     except JobFailed as error:
         raised = error.code
     return everybody(comm, raised)
@@ -106,7 +106,7 @@ def _decode(comm: RankComm, task: TaskHandle, vae: Any, clip: Clip) -> Decoded:
         assert (made is not None) == comm.is_leader
         frames += [] if made is None else [made]
         yields += 1
-        task.step()
+        task.go_on()
     everyone = everybody(comm, (beats, yields))
     whole = torch.cat(frames) if frames else torch.empty(0)
     return Decoded(whole, [len(each) for each in frames], [b for b, _ in everyone], [y for _, y in everyone])

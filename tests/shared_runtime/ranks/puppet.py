@@ -93,7 +93,7 @@ class PuppetRank:
                 for number in range(count):
                     time.sleep(seconds)
                     task.report(number)
-                    task.step()
+                    task.go_on()
                 return count
             case Sleep(seconds):
                 time.sleep(seconds)

@@ -12,13 +12,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from shared_schema.errors import RequestError
 
 
-class WrongToken(RequestError):
-    """The caller does not know the token that both services share."""
-
-    status = 401
-    default_code = "invalid_token"
-
-
 class TokenGate:
     """ASGI layer. What lies under `/v1` wants the token, if there is one; health and metrics do not."""
 
@@ -31,8 +24,8 @@ class TokenGate:
         if scope["type"] != "http" or not scope["path"].startswith("/v1/") or self._knows(scope):
             await self._app(scope, receive, send)
             return
-        error = WrongToken("this service needs the internal token that its peers share")
-        answer = JSONResponse(error.body().model_dump(), status_code=error.status)
+        error = RequestError("this service needs the internal token that its peers share", code="invalid_token")
+        answer = JSONResponse(error.body().model_dump(), status_code=401)
         await answer(scope, receive, send)
 
     def _knows(self, scope: Scope) -> bool:
