@@ -50,7 +50,7 @@ CELLS: dict[str, Cell] = {
     "decode": Cell(topology_cells.decode, 120),
     "pair": Cell(topology_pair.shm, 240),
     "tensor": Cell(topology_cells.tensor, 150),
-    "encoder": Cell(topology_cells.encoder, 120),
+    "encoder": Cell(topology_cells.encoder, 300),
     "faults": Cell(topology_pair.faults, 300),
     "nixl": Cell(topology_pair.nixl, 180),
     "links": Cell(topology_cells.links, 60),

@@ -52,7 +52,7 @@ class NixlExtra(Settings):
     metadata_query_timeout_ms: PositiveInt | None = None
     gpu_direct: bool = False
     """NIXL reads payloads in the encoder's GPU memory; UCX must have CUDA. For GPUDirect RDMA: without such a card it
-    took five times as long as by way of host memory."""
+    took six times as long as by way of host memory."""
 
 
 class NixlConnector(Settings):
