@@ -77,7 +77,8 @@ def load_partition(settings: DiffusionRankSettings, partition: Partition, comm: 
     """One partition, its linears quantized where the stage says so, what waits on the host there already."""
     stage, quantizer = settings.stage, None
     if stage.diffusion_quantization_config is not None:
-        quantizer = Quantizer(stage.diffusion_quantization_config.transformer.ignored_layers)
+        ignored = stage.diffusion_quantization_config.transformer.ignored_layers
+        quantizer = Quantizer(ignored, modulation=comm.world_size > 1)
     transformer = load_transformer(
         settings.checkpoint,
         partition,

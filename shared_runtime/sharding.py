@@ -78,10 +78,15 @@ class GatheredLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`(..., in)` to `(..., out)`, equal on every rank."""
-        part = nn.functional.linear(input, self.weight, self.bias).contiguous()
-        parts = [torch.empty_like(part) for _ in range(self.group.size())]
-        dist.all_gather(parts, part, group=self.group)
-        return torch.cat(parts, dim=-1)
+        return gathered(nn.functional.linear(input, self.weight, self.bias), self.group)
+
+
+def gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The parts `(..., out / size)` of all ranks, one after another. A collective."""
+    part = part.contiguous()
+    parts = [torch.empty_like(part) for _ in range(group.size())]
+    dist.all_gather(parts, part, group=group)
+    return torch.cat(parts, dim=-1)
 
 
 class Sharding:

@@ -46,8 +46,9 @@ class Modulation:
             self._width = 6 * block.adaln_proj.hidden_size
             self._projections.append(block.adaln_proj.linear)
             block.adaln_proj = GivenTable()
-        first = next(self._projections[0].parameters())
-        self._device, self._dtype = first.device if device is None else device, first.dtype
+        bias = self._projections[0].bias
+        assert isinstance(bias, nn.Parameter)  # never quantized, as weights may be
+        self._device, self._dtype = bias.device if device is None else device, bias.dtype
         self._on_host = on_host
         self._made: tuple[tuple[bytes, ...], Tables] | None = None
         if on_host:

@@ -2,7 +2,8 @@
 
 Every row of a weight and every row of an activation has a scale of its own; activations get theirs at each product.
 Products are `torch._scaled_mm`'s on a GPU that has FP8; a CPU makes the same roundings and multiplies in FP32. Norms,
-embeddings, timestep and output projections, AdaLN, text refiner and VAEs are untouched.
+embeddings, timestep and output projections, text refiner and VAEs are untouched, and AdaLN where one rank alone has it:
+there it waits on the host.
 """
 
 import logging
@@ -13,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import _resolve_process_group
 
-from shared_runtime.sharding import RowParallelLinear
-from shared_schema.deploy.quantization import KEY, takes
+from shared_runtime.sharding import GatheredLinear, RowParallelLinear, gathered
+from shared_schema.deploy.quantization import KEY, LINEARS, MODULATION, takes
 from shared_schema.errors import DeployError
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,23 @@ class Fp8Linear(nn.Module):
         return made.view(*input.shape[:-1], -1)
 
 
+class Fp8Projection(Fp8Linear):
+    """One with a bias, whose parts are gathered over a `group`: an AdaLN projection."""
+
+    def __init__(
+        self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> None:
+        """`bias` is `(out,)`."""
+        super().__init__(weight, scale)
+        self.bias = nn.Parameter(bias, requires_grad=False)
+        self._gathering = group
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`(..., in)` to `(..., out)`."""
+        part = super().forward(input) + self.bias
+        return part if self._gathering is None else gathered(part, self._gathering)
+
+
 @torch.library.custom_op("minimax_h3::summed", mutates_args=())
 def _summed(partial: torch.Tensor, group: str) -> torch.Tensor:
     """One node for torch.compile; the group goes by torch's own name for it."""
@@ -105,15 +123,19 @@ def joined(linears: tuple[Fp8Linear, ...]) -> Fp8Linear:
 class Quantizer:
     """Quantizes a partition's weights one by one as they arrive, so that they are never all there in BF16."""
 
-    def __init__(self, ignored: tuple[str, ...]) -> None:
-        """`ignored`: parts of names, `attn.to_out` or `transformer_blocks.0`, in which `*` stands for anything."""
+    def __init__(self, ignored: tuple[str, ...], *, modulation: bool = False) -> None:
+        """`ignored`: parts of names, `attn.to_out` or `transformer_blocks.0`, in which `*` stands for anything.
+
+        `modulation`: AdaLN's projections as well.
+        """
         self._ignored = ignored
+        self._linears = (*LINEARS, MODULATION) if modulation else LINEARS
         self._scales: dict[str, torch.Tensor] = {}
 
     def place(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """What the module keeps of a weight, on the same device; see `shared_runtime.weights.Place`."""
         module = name.removesuffix(".weight")
-        if not takes(module, self._ignored):
+        if not takes(module, self._ignored, self._linears):
             return weight
         kept, self._scales[module] = quantized(weight)
         return kept
@@ -124,7 +146,7 @@ class Quantizer:
         Raises:
             DeployError: a width is not a multiple of 16, or a scale is no scale.
         """
-        could = sum(takes(name, ()) for name, _ in transformer.named_modules())
+        could = sum(takes(name, (), self._linears) for name, _ in transformer.named_modules())
         for module, scale in self._scales.items():
             linear = transformer.get_submodule(module)
             for width in linear.weight.shape:
@@ -132,11 +154,19 @@ class Quantizer:
                     raise DeployError(
                         f"{KEY}: {module} is {width} wide on a rank, no multiple of {WIDTH_UNIT}: ignore it"
                     )
-            group = linear.group if isinstance(linear, RowParallelLinear) else None
-            transformer.set_submodule(module, Fp8Linear(linear.weight.detach(), scale, group))
+            transformer.set_submodule(module, _fitted(linear, scale))
         check_scales(transformer)
         logger.info("fp8: %d linears quantized, %d left as they are", len(self._scales), could - len(self._scales))
         self._scales = {}
+
+
+def _fitted(linear: Any, scale: torch.Tensor) -> Fp8Linear:
+    """What computes in the place of a linear that holds FP8 already."""
+    weight = linear.weight.detach()
+    if linear.bias is not None:
+        group = linear.group if isinstance(linear, GatheredLinear) else None
+        return Fp8Projection(weight, scale, linear.bias.detach(), group)
+    return Fp8Linear(weight, scale, linear.group if isinstance(linear, RowParallelLinear) else None)
 
 
 def check_scales(transformer: Any) -> None:

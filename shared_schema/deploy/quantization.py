@@ -1,6 +1,6 @@
 """Which of the transformer's linears FP8 takes, by name, and what `ignored_layers` leaves of them. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from shared_schema.errors import DeployError
@@ -11,13 +11,15 @@ TOGETHER = ("attn.to_q", "attn.to_k", "attn.to_v")
 """One product on one GPU."""
 LINEARS = (*TOGETHER, "attn.to_out.0", "ff.net.0.proj", "ff.net.2")
 """Of every main block."""
+MODULATION = "adaln_proj.linear"
+"""Of every main block too, where several ranks each hold it."""
 MOST_KINDS = 4
 """Blocks that differ in what is ignored are compiled each for itself, before the service is ready."""
 
 
-def takes(module: str, ignored: Sequence[str]) -> bool:
-    """Whether a linear of the transformer gets FP8 products."""
-    if not module.startswith(BLOCKS) or module.split(".", 2)[-1] not in LINEARS:
+def takes(module: str, ignored: Sequence[str], linears: Collection[str] = LINEARS) -> bool:
+    """Whether a linear of the transformer gets FP8 products; `linears` are those of a block that can."""
+    if not module.startswith(BLOCKS) or module.split(".", 2)[-1] not in linears:
         return False
     block = module.split(".attn.")[0]
     shared = [f"{block}.{each}" for each in TOGETHER]
@@ -31,10 +33,11 @@ def check_ignored(ignored: Sequence[str], blocks: int) -> None:
     Raises:
         DeployError: an ignored layer is none, or blocks are left of too many kinds.
     """
-    names = [[f"{BLOCKS}{number}.{linear}" for linear in LINEARS] for number in range(blocks)]
+    every = (*LINEARS, MODULATION)
+    names = [[f"{BLOCKS}{number}.{linear}" for linear in every] for number in range(blocks)]
     for pattern in ignored:
         if not any(_matches(pattern, name) for block in names for name in block):
-            known = ", ".join(LINEARS)
+            known = ", ".join(every)
             raise DeployError(
                 f"{KEY}: ignored_layers: {pattern!r} is no layer that fp8 takes: they are {known} "
                 f"of {BLOCKS}0 to {blocks - 1}"

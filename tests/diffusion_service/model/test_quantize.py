@@ -23,7 +23,7 @@ from shared_runtime.ranks.worker import TaskHandle
 from shared_runtime.sharding import Sharding
 from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.weights import load_transformer, weight_bytes
-from shared_schema.deploy.quantization import LINEARS
+from shared_schema.deploy.quantization import LINEARS, MODULATION
 from shared_schema.errors import DeployError
 from shared_schema.tasks import Task
 from tests.diffusion_service.parallel.dit_forward import fitted as group_fitted
@@ -189,7 +189,7 @@ def test_blocks_that_fp8_leaves_alone_are_compiled_before_a_request_too() -> Non
 
 def shards(comm: RankComm, _task: TaskHandle) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """The leader's FP8 weights and scales of the first block."""
-    quantizer = Quantizer(())
+    quantizer = Quantizer((), modulation=True)
     transformer = load_transformer(
         tiny_checkpoint(), "transformer", comm.device, Sharding(DIT_PLAN, comm), place=quantizer.place
     )
@@ -227,9 +227,41 @@ def test_a_group_compiles_them_as_one_graph(ranks: Ranks) -> None:
     assert graphs == 1
 
 
+def tables(comm: RankComm, _task: TaskHandle) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first block's AdaLN table, of FP8 projections and of plain ones."""
+    made = []
+    for ignored in ((), ("adaln_proj",)):
+        quantizer = Quantizer(ignored, modulation=True)
+        sharding = Sharding(DIT_PLAN, comm)
+        transformer = load_transformer(tiny_checkpoint(), "transformer", comm.device, sharding, place=quantizer.place)
+        quantizer.fit(transformer)
+        assert any(name.endswith(MODULATION) for name in fp8_names(transformer)) is (not ignored)
+        modulation = Modulation(transformer, on_host=False)
+        times = torch.tensor([0.25, 0.999])
+        embedded = torch.randn(2, transformer.config.time_embed_dim, generator=torch.Generator().manual_seed(1))
+        made.append(modulation.tables([times], [embedded])[0][0])
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("degrees", [{"tp": 2}, {"ulysses": 2}], ids=str)
+def test_what_several_ranks_hold_of_adaln_is_quantized_too(ranks: Ranks, degrees: dict[str, int]) -> None:
+    coarse, exact = ranks.run(Mesh(**degrees), "tests.diffusion_service.model.test_quantize:tables")
+    assert coarse.shape == exact.shape
+    assert 0.001 < float((coarse - exact).norm() / exact.norm()) < 0.05
+
+
+def test_one_rank_that_has_adaln_on_the_host_leaves_it(shop: Shop) -> None:
+    alone, both = (shop.make({**FP8_STAGE, **plan(*each)}, only=frozenset({Task.T2VA})) for each in ((1, 1), (1, 2)))
+    config = load_transformer(tiny_checkpoint(), "transformer", "cpu").transformer_blocks
+    adaln = sum(block.adaln_proj.linear.weight.numel() for block in config)
+    assert alone.facts.weight_bytes - both.facts.weight_bytes > 2 * adaln
+
+
 def test_every_rank_quantizes_its_own_part(ranks: Ranks) -> None:
     plain = load_transformer(tiny_checkpoint(), "transformer", "cpu").transformer_blocks[0]
-    for name, (weight, scale) in ranks.run(Mesh(tp=2), SHARDS).items():
+    shards = ranks.run(Mesh(tp=2), SHARDS)
+    assert shards.keys() == {*LINEARS, MODULATION}
+    for name, (weight, scale) in shards.items():
         whole = plain.get_submodule(name)
         assert isinstance(whole, nn.Linear)
         rows, columns = weight.shape
