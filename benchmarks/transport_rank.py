@@ -52,7 +52,7 @@ class BareRank:
         self._comm = comm
         self._outbox = Outbox(ShmSender(settings.slab_folder), None)
         self._reader = SlabReader(settings.slab_folder)
-        self.facts = RankFacts(device="cpu", torch=str(torch.__version__), weight_bytes=0, load_format="dummy")
+        self.facts = RankFacts(device="cpu", weight_bytes=0, load_format="dummy")
 
     def handle(self, command: object, task: TaskHandle) -> object:
         """Do one command."""

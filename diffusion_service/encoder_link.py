@@ -68,12 +68,7 @@ class EncoderLink:
         self.starving = False
         """The probe waits for room in the slab, and nothing else is wrong."""
 
-    async def until_ready(self) -> None:
-        """Wait until the encoder may be asked."""
-        while self.reason is not None:
-            await asyncio.sleep(0.05)
-
-    def lost(self, reason: str = "the encoder does not answer") -> None:
+    def lost(self, reason: str) -> None:
         """A call just failed: nothing is asked of the encoder until it looks well again."""
         self.reason = reason
 

@@ -81,7 +81,6 @@ class DiffusionRank:
         self._all_read = not comm.any(not self._can_read(settings.slab))
         self.facts = DiffusionFacts(
             device=str(device),
-            torch=str(torch.__version__),
             weight_bytes=holdings.resident + (0 if media is None else media.weight_bytes),
             offloaded_bytes=holdings.offloaded,
             load_format=stage.load_format,

@@ -22,8 +22,7 @@ from shared_runtime.spans_out import SpanSink, span_sink
 from shared_runtime.stored import MEDIA_ENCODERS
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.deploy.model import Deployment
-from shared_schema.deploy.service import ServiceSettings
-from shared_schema.deploy.settings import EncoderSettings
+from shared_schema.deploy.settings import ServerSettings
 from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ RANKS = "encoder_service.worker:main"
 ALWAYS_NEEDED: frozenset[Component] = frozenset({"text_encoder", "tokenizer", "processor"})
 
 
-def run(settings: EncoderSettings, gpus: tuple[Gpu, ...]) -> None:
+def run(settings: ServerSettings, gpus: tuple[Gpu, ...]) -> None:
     """Serve until TERM or INT. `gpus` are those of the stage's devices, in the order of its ranks.
 
     Raises:
@@ -68,13 +67,8 @@ def _checkpoint(model: str, deployment: Deployment) -> Checkpoint:
     return resolve_checkpoint(model, needs, revision=revision, dummy=dummy)
 
 
-def group_limits(service: ServiceSettings) -> GroupLimits:
-    """The limits of a rank group out of the deploy file."""
-    return GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s)
-
-
 async def _serve(
-    settings: EncoderSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, listener: socket.socket, sink: SpanSink
+    settings: ServerSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, listener: socket.socket, sink: SpanSink
 ) -> None:
     service, group = settings.deployment.service, _group(settings, checkpoint)
     url = settings.advertise_url or url_of(listener)
@@ -99,8 +93,8 @@ async def _serve(
         memory.close()
 
 
-def _group(settings: EncoderSettings, checkpoint: Checkpoint) -> ProcessGroup:
-    deployment, stage = settings.deployment, settings.deployment.encoder
+def _group(settings: ServerSettings, checkpoint: Checkpoint) -> ProcessGroup:
+    deployment, stage, service = settings.deployment, settings.deployment.encoder, settings.deployment.service
     return ProcessGroup(
         rank_specs("encoder", Mesh(tp=stage.tensor_parallel_size), stage.devices),
         RANKS,
@@ -108,12 +102,12 @@ def _group(settings: EncoderSettings, checkpoint: Checkpoint) -> ProcessGroup:
             checkpoint.path,
             stage,
             deployment.diffusion.text_only,
-            deployment.service.slab_folder,
+            service.slab_folder,
             deployment.nixl,
             settings.log_level,
             settings.log_format,
         ),
-        group_limits(deployment.service),
+        GroupLimits(stuck_s=service.stuck_s, dead_s=service.dead_s, load_s=service.load_s),
         deployment.distributed_executor_backend,
     )
 
@@ -131,7 +125,7 @@ def _counted(
 
 
 def _identity(
-    settings: EncoderSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, encoder: Encoder
+    settings: ServerSettings, gpus: tuple[Gpu, ...], checkpoint: Checkpoint, encoder: Encoder
 ) -> EncoderIdentity:
     return EncoderIdentity(
         schema_version=SCHEMA_VERSION,

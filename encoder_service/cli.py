@@ -23,7 +23,7 @@ from shared_schema.deploy.combinations import table
 from shared_schema.deploy.load import resolved_text
 from shared_schema.deploy.model import Deployment
 from shared_schema.deploy.served import check_served
-from shared_schema.deploy.settings import EncoderSettings
+from shared_schema.deploy.settings import ServerSettings
 from shared_schema.errors import DeployError
 
 PROGRAM = "h3-encoder"
@@ -66,21 +66,20 @@ def _act(command: Command, deployment: Deployment) -> None:
         run(*start)
 
 
-def encoder_settings(command: Command, deployment: Deployment) -> EncoderSettings:
+def encoder_settings(command: Command, deployment: Deployment) -> ServerSettings:
     """The command line with nothing left open.
 
     Raises:
         DeployError: a value is missing or wrong.
     """
     server = server_settings(command, deployment)
-    insecure = command.switch("insecure-internal")
-    if not (is_loopback(server.host) or insecure or server.shared_token):
+    if not (is_loopback(server.host) or command.switch("insecure-internal") or server.shared_token):
         fix = "set service.internal_token in the deploy file of both services, or pass --insecure-internal"
         raise DeployError(f"--host {server.host} opens the encoder to other machines: {fix}", param="--host")
-    return EncoderSettings(**vars(server), insecure_internal=insecure)
+    return server
 
 
-def check_startable(settings: EncoderSettings, environment: MutableMapping[str, str]) -> tuple[Gpu, ...]:
+def check_startable(settings: ServerSettings, environment: MutableMapping[str, str]) -> tuple[Gpu, ...]:
     """What can be known before a rank starts: GPUs, port, and what this version serves. Returns the stage's GPUs.
 
     Raises:

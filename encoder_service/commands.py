@@ -84,6 +84,3 @@ class CountTokens:
     """How many tokens a prompt has; the answer is an `int`."""
 
     prompt: str
-
-
-EncoderCommand = Encode | Push | Drop | Probe | Tidy | CountTokens

@@ -6,10 +6,10 @@ Runs in the encoder's API process. The payloads themselves stay in the leader; h
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +23,6 @@ from shared_schema.errors import H3Error, LeaseExpired, NotFound, NotReady, Rank
 from shared_schema.health import Health
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Waiting:
-    """An encoding that nobody has pushed yet."""
-
-    expires_at: float
 
 
 class Encoder:
@@ -53,7 +46,8 @@ class Encoder:
         self._queued = 0
         self._clock = clock
         self._turn = asyncio.Lock()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, float] = {}
+        """When each encoding lapses that nobody has pushed yet."""
         self._under_way: dict[str, EncodeProgress] = {}
         """How far encodings are, by request."""
         self.instance_id = uuid.uuid4().hex
@@ -94,15 +88,13 @@ class Encoder:
         assert isinstance(encoded, Encoded)
         self._encodes.encoded(request.task, encoded.timings)
         logger.info("encoded %s in %.3f s", request.task, sum(encoded.timings.values()))
-        expires_at = self._clock() + self._lease_s
-        self._waiting[encoding_id] = _Waiting(expires_at)
         return Encoding(
             id=encoding_id,
             endpoint=self._endpoint,
             manifest=encoded.manifest,
             references=encoded.references,
             timings=encoded.timings,
-            expires_at=expires_at,
+            expires_at=self._lease(encoding_id),
         )
 
     @contextlib.asynccontextmanager
@@ -140,7 +132,7 @@ class Encoder:
             LeaseExpired: it is not waiting here.
             TransportError, PayloadError: the landing is not what it says.
         """
-        self._live(encoding_id)
+        self._check_waiting(encoding_id)
         try:
             pushed = await self._side(Push(encoding_id, landing))
         except H3Error as error:
@@ -161,15 +153,16 @@ class Encoder:
 
     def renew(self, encoding_id: str) -> float:
         """Another lease for a waiting encoding; its new end in Unix time."""
-        waiting = self._live(encoding_id)
-        waiting.expires_at = self._clock() + self._lease_s
-        return waiting.expires_at
+        self._check_waiting(encoding_id)
+        return self._lease(encoding_id)
 
-    def _live(self, encoding_id: str) -> _Waiting:
-        waiting = self._waiting.get(encoding_id)
-        if waiting is None or waiting.expires_at < self._clock():
+    def _lease(self, encoding_id: str) -> float:
+        self._waiting[encoding_id] = self._clock() + self._lease_s
+        return self._waiting[encoding_id]
+
+    def _check_waiting(self, encoding_id: str) -> None:
+        if self._waiting.get(encoding_id, -math.inf) < self._clock():
             raise LeaseExpired(f"encoding {encoding_id} is not here: it was pushed, dropped, or lapsed")
-        return waiting
 
     async def drop(self, encoding_id: str) -> None:
         """Forget an encoding; one that is not here is forgotten already."""
@@ -221,7 +214,7 @@ class Encoder:
         while True:
             await asyncio.sleep(self._lease_s / 4)
             now = self._clock()
-            for encoding_id in [name for name, each in self._waiting.items() if each.expires_at < now]:
+            for encoding_id in [name for name, end in self._waiting.items() if end < now]:
                 logger.info("encoding %s lapsed", encoding_id)
                 await self.drop(encoding_id)
             with contextlib.suppress(RankDied):

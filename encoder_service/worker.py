@@ -75,7 +75,6 @@ class EncoderRank:
         """What this rank holds."""
         return RankFacts(
             device=str(self._device),
-            torch=str(torch.__version__),
             weight_bytes=self._weight_bytes,
             load_format=self._load_format,
         )

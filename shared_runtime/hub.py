@@ -5,7 +5,6 @@ mode, tokens, cache folder and endpoint are huggingface_hub's own settings.
 """
 
 import errno
-import re
 import shutil
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from huggingface_hub.errors import (
 from shared_runtime.stored import INDEX, Component, component_folder, has_weights, missing_files, needed_weight_files
 from shared_schema.errors import DeployError
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _DESCRIPTION_TYPES = ("json", "txt", "jinja")
 
 

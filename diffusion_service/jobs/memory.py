@@ -91,10 +91,6 @@ class MemoryJobStore:
         asked = {job.id for job in jobs}
         return {job.id: place for place, job in enumerate(self._queue(), start=1) if job.id in asked}
 
-    async def waiting(self) -> list[Waiting]:
-        unowned = (job for job in self._queue() if job.owner is None)
-        return [Waiting(job.id, job.sequence, job.priority, job.key) for job in unowned]
-
     async def queued(self) -> int:
         return len(self._queue())
 
@@ -115,7 +111,8 @@ class MemoryJobStore:
 
     async def claim(self, instance: str, now: float, lease_s: float, choose: Choose) -> Job | None:
         running = Counter(job.key for job in self._by_age() if job.owner is not None)
-        chosen = choose(await self.waiting(), running)
+        waiting = [Waiting(job.id, job.sequence, job.priority, job.key) for job in self._queue() if job.owner is None]
+        chosen = choose(waiting, running)
         if chosen is None:
             return None
         kept = self._kept[chosen]

@@ -107,9 +107,6 @@ class JobStore(Protocol):
         Not the order in which they will be made: how keys take turns depends on what is under way by then.
         """
 
-    async def waiting(self) -> list[Waiting]:
-        """Queued jobs that nobody owns, in order."""
-
     async def queued(self) -> int:
         """How many jobs are queued, owned or not: what `limit` of `add` is about."""
 

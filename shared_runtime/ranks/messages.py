@@ -63,7 +63,6 @@ class RankFacts:
     """What a ready rank says of itself; a service's `commands.py` may add to it."""
 
     device: str
-    torch: str
     weight_bytes: int
     """Of the parameters and buffers that this rank holds on its device, at most, measured once they are loaded."""
     load_format: LoadFormat

@@ -76,9 +76,6 @@ class Receiver(Protocol[L]):
     def trouble(self) -> str | None:
         """Why nothing can be received now, for readiness; None while all is well."""
 
-    def renew(self, landing: L, deadline: float) -> L:
-        """Move a deadline."""
-
     def verify(self, landing: L, checksum: str) -> None:
         """Prove a finished push, and end its lease."""
 

@@ -19,7 +19,7 @@ LANDING_OVERHEAD = PAGE // 2
 VERSION = 1
 _MAGIC = b"H3EO"
 _FORMAT = struct.Struct("<4sIII16sQQQd")
-_STATE_AT, _CHECKSUM_AT, _DEADLINE_AT = 8, 48, 56
+_STATE_AT, _CHECKSUM_AT = 8, 48
 
 
 class LandingState(IntEnum):
@@ -88,8 +88,3 @@ def write_state(slab: memoryview, offset: int, state: LandingState) -> None:
 def write_checksum(slab: memoryview, offset: int, checksum: str) -> None:
     """Note the checksum (16 hex digits) in the header at `offset`."""
     slab[offset + _CHECKSUM_AT : offset + _CHECKSUM_AT + 8] = struct.pack("<Q", int(checksum, 16))
-
-
-def write_deadline(slab: memoryview, offset: int, deadline: float) -> None:
-    """Change the deadline (Unix seconds) in the header at `offset`."""
-    slab[offset + _DEADLINE_AT : offset + _DEADLINE_AT + 8] = struct.pack("<d", deadline)

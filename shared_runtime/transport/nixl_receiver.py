@@ -132,10 +132,6 @@ class NixlReceiver:
         """Why no agent could be started, while none is there."""
         return self._trouble
 
-    def renew(self, landing: ShmLanding, deadline: float) -> ShmLanding:
-        """As `Slab.renew`; a sender that was told already keeps the lease that it was told."""
-        return self._slab.renew(landing, deadline)
-
     def verify(self, landing: ShmLanding, checksum: str) -> None:
         """As `Slab.verify`, once the notification is here; waits for it until the landing's deadline.
 

@@ -26,7 +26,6 @@ from shared_runtime.transport.header import (
     LandingState,
     read_header,
     write_checksum,
-    write_deadline,
     write_header,
     write_state,
 )
@@ -150,18 +149,6 @@ class Slab:
             raise SlabFull(f"the slab has no room for {need} bytes now: {self._room.in_use} of {self.size} in use")
         return offset
 
-    def renew(self, landing: ShmLanding, deadline: float) -> ShmLanding:
-        """Move the deadline (Unix seconds) of a landing whose push has not been verified yet; the landing as it is now.
-
-        Raises:
-            LeaseExpired: it lapsed or was released already.
-        """
-        with self._lock:
-            entry = self._live(landing)
-            entry.landing = entry.landing.model_copy(update={"deadline": deadline})
-            write_deadline(self._view, landing.offset, deadline)
-            return entry.landing
-
     def for_sender(self, landing: ShmLanding) -> ShmLanding:
         """What the sender is told: the landing itself."""
         return landing
@@ -226,14 +213,6 @@ class Slab:
                 f"the bytes make {found}"
             )
 
-    def hold(self, landing: ShmLanding) -> None:
-        """End the lease: the payload stays until `release`. `verify` does it too.
-
-        Raises:
-            LeaseExpired: it lapsed or was released already.
-        """
-        self._hold(landing)
-
     def _hold(self, landing: ShmLanding) -> _Entry:
         with self._lock:
             entry = self._live(landing)
@@ -281,7 +260,7 @@ class Slab:
         entry = self._entries.get(landing.generation)
         if entry is None or entry.phase is _Phase.QUARANTINED:
             raise LeaseExpired(f"landing {landing.generation} of request {landing.request_id} lapsed or was released")
-        if entry.landing != landing.model_copy(update={"deadline": entry.landing.deadline}):
+        if entry.landing != landing:
             raise WrongRequest(f"landing {landing.generation} is not that of request {landing.request_id}")
         return entry
 

@@ -40,14 +40,6 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
-class EncoderSettings(ServerSettings):
-    """What `h3-encoder` is started with."""
-
-    insecure_internal: bool
-    """Listen on another address than loopback without a token."""
-
-
-@dataclass(frozen=True)
 class DiffusionSettings(ServerSettings):
     """What `h3-diffusion` is started with."""
 

@@ -67,7 +67,6 @@ def slab(tmp_path: Path) -> Iterator[Slab]:
 
 def landed(slab: Slab, length: int = 1000) -> Kept:
     landing = slab.reserve(length, "a" * 32, lease_s=60, now=0)
-    slab.hold(landing)
     return Kept(landing, MANIFEST, ())
 
 

@@ -25,7 +25,7 @@ class NoGroup:
 class DyingGroup:
     """Does one command, and is gone."""
 
-    facts: DiffusionFacts | None = DiffusionFacts("cpu", "0", 0, "dummy", execution=EXECUTION)
+    facts: DiffusionFacts | None = DiffusionFacts("cpu", 0, "dummy", execution=EXECUTION)
 
     async def run(self, command: object, **_: object) -> object:
         self.facts = None

@@ -8,7 +8,7 @@ import pytest
 
 from encoder_service.cli import FLAGS, PROGRAM, encoder_settings
 from shared_runtime.command_line import deployment_of, read_command
-from shared_schema.deploy.settings import EncoderSettings
+from shared_schema.deploy.settings import ServerSettings
 from shared_schema.errors import DeployError
 from tests.command import run_command
 
@@ -16,7 +16,7 @@ HEAVY = {"torch", "fastapi", "uvicorn", "starlette", "numpy", "diffusers", "tran
 TINY = ("--model", "tiny", "--deploy-config", "tiny")
 
 
-def settings(*arguments: str) -> EncoderSettings:
+def settings(*arguments: str) -> ServerSettings:
     command = read_command(PROGRAM, FLAGS, arguments, {})
     return encoder_settings(command, deployment_of(command, 0))
 
@@ -107,7 +107,6 @@ def test_defaults_are_those_of_the_contract() -> None:
     made = settings(*TINY)
     assert (made.model, made.host, made.port, made.log_level) == ("tiny", "127.0.0.1", 8001, "info")
     assert (made.served_model_name, made.advertise_url, made.shared_token) == (None, None, None)
-    assert made.insecure_internal is False
 
 
 def test_devices_replace_the_own_stage() -> None:
@@ -128,7 +127,7 @@ def test_loopback_needs_no_token(host: str) -> None:
 def test_another_address_needs_a_token_or_the_flag(host: str, tmp_path: Path) -> None:
     with pytest.raises(DeployError, match="opens the encoder to other machines"):
         settings(*TINY, "--host", host)
-    assert settings(*TINY, "--host", host, "--insecure-internal").insecure_internal
+    assert settings(*TINY, "--host", host, "--insecure-internal").host == host
     deploy = tmp_path / "mine.yaml"
     deploy.write_text("base_config: tiny\nservice: {internal_token: hush}\n", encoding="utf-8")
     made = settings("--model", "tiny", "--deploy-config", str(deploy), "--host", host)

@@ -63,6 +63,7 @@ def places(connection: Connection, queued: Sequence[Job]) -> dict[str, int]:
 
 
 def waiting(connection: Connection) -> list[Waiting]:
+    """Queued jobs that nobody owns, in order."""
     columns = (JOBS.c.id, JOBS.c.sequence, JOBS.c.priority, JOBS.c.key)
     query = select(*columns).where(JOBS.c.status == "queued", JOBS.c.owner.is_(None)).order_by(*IN_ORDER)
     return [Waiting(row.id, row.sequence, row.priority, row.key) for row in connection.execute(query)]

@@ -19,7 +19,6 @@ from diffusion_service.jobs.sql.database import THREADS, database_url, is_shared
 from diffusion_service.jobs.sql.recent import RecentJobs
 from diffusion_service.jobs.sql.upgrade import upgrade
 from diffusion_service.jobs.store import Changes, Choose, Held, JobEvent, JobPage, Order, Tell, Transit, silent
-from diffusion_service.scheduler import Waiting
 from shared_schema.errors import DeployError, StoreUnavailable
 from shared_schema.videos import VideoStatus
 
@@ -69,9 +68,6 @@ class SqlJobStore:
     async def places(self, jobs: Sequence[Job]) -> dict[str, int]:
         queued = [job for job in jobs if job.status == "queued"]
         return await self._run(reads.places, queued) if queued else {}
-
-    async def waiting(self) -> list[Waiting]:
-        return await self._run(reads.waiting)
 
     async def queued(self) -> int:
         return await self._run(reads.count_queued)

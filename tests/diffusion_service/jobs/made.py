@@ -1,7 +1,11 @@
 """Jobs to keep, and how they end."""
 
+from collections.abc import Mapping, Sequence
+
 from diffusion_service.jobs.job import ClipResult, Job, JobFailure, VideoPlan
+from diffusion_service.jobs.store import JobStore
 from diffusion_service.jobs.webhook import Webhook
+from diffusion_service.scheduler import Waiting
 from shared_schema.tasks import Task
 from shared_schema.videos import Execution, VideoOutput
 
@@ -31,6 +35,17 @@ def new_job(number: int = 0, webhook_url: str | None = None) -> Job:
     """A job that no store has yet."""
     webhook = None if webhook_url is None else Webhook(url=webhook_url)
     return Job(id=f"video_{number:032x}", sequence=0, plan=PLAN, created_at=1000.0, webhook=webhook)
+
+
+async def waiting(store: JobStore) -> list[str]:
+    """Ids of the jobs among which a service may choose, in order."""
+    seen: list[str] = []
+
+    def look(candidates: Sequence[Waiting], _running: Mapping[str | None, int]) -> None:
+        seen.extend(each.id for each in candidates)
+
+    assert await store.claim("nobody", 0.0, 10.0, look) is None
+    return seen
 
 
 def completed(job: Job) -> Job:

@@ -15,7 +15,7 @@ from diffusion_service.jobs.store import Changes, Held, JobStore
 from diffusion_service.jobs.webhook import Webhook
 from diffusion_service.scheduler import Waiting
 from shared_schema.errors import Conflict, InvalidRequest, KeyBusy, NotFound, QueueFull
-from tests.diffusion_service.jobs.made import PLAN
+from tests.diffusion_service.jobs.made import PLAN, waiting
 
 RETENTION_S = 60.0
 LOST = JobFailure(code="worker_died", message="its service is gone")
@@ -173,7 +173,7 @@ def test_two_hundred_writers_lose_no_change(check: Callable[[Check], None]) -> N
 def test_the_queue_is_by_priority_then_age(check: Callable[[Check], None]) -> None:
     async def body(store: JobStore) -> None:
         low, old, new, high = [await store.add(new_job(n, p), 10) for n, p in ((1, -5), (2, 0), (3, 0), (4, 7))]
-        assert [each.id for each in await store.waiting()] == [high.id, old.id, new.id, low.id]
+        assert await waiting(store) == [high.id, old.id, new.id, low.id]
         assert await store.places([old, low]) == {old.id: 2, low.id: 4}
         assert await store.places([new, high]) == {new.id: 3, high.id: 1}
 
@@ -242,9 +242,9 @@ def test_a_claimed_job_can_be_given_back(check: Callable[[Check], None]) -> None
         await store.claim("A", 0.0, 10.0, first)
         with pytest.raises(LeaseLost):
             await store.change(job.id, lambda j: j.handed_back(), instance="B")
-        assert await store.waiting() == []
+        assert await waiting(store) == []
         await store.change(job.id, lambda j: j.handed_back(), instance="A")
-        assert [each.id for each in await store.waiting()] == [job.id]
+        assert await waiting(store) == [job.id]
         assert await store.reclaim(100.0, orphaned) == []
 
     check(body)

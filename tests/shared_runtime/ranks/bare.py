@@ -29,7 +29,7 @@ def main(spec: RankSpec, settings: object, end: socket.socket) -> None:
     if settings.dies and (settings.marker is None or settings.marker.exists()):
         os.kill(os.getpid(), signal.SIGKILL)
     if settings.says == "ready":
-        pipe.send(Ready(RankFacts(os.environ.get("CUDA_VISIBLE_DEVICES", "all"), "none", 0, "safetensors")))
+        pipe.send(Ready(RankFacts(os.environ.get("CUDA_VISIBLE_DEVICES", "all"), 0, "safetensors")))
     threading.Thread(target=beat, args=(pipe,), daemon=True).start()
     while pipe.receive() is not None:
         pass

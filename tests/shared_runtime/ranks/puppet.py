@@ -77,7 +77,7 @@ class Fall:
 class PuppetRank:
     """Does the commands above."""
 
-    facts = RankFacts(device="cpu", torch="0", weight_bytes=7, load_format="dummy")
+    facts = RankFacts(device="cpu", weight_bytes=7, load_format="dummy")
 
     def __init__(self, comm: RankComm) -> None:
         self._comm = comm

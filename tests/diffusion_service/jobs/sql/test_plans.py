@@ -39,7 +39,6 @@ async def use_everything(store: SqlJobStore) -> None:
         await store.page(job.id, 5, "asc", key=key)
     await store.page(None, 5, "desc", key="a")
     await store.places([job, other])
-    await store.waiting()
     await store.unfinished()
     await store.expired(1.0)
     await store.ids("completed")

@@ -15,6 +15,7 @@ from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.jobs.sql.tables import METADATA
 from diffusion_service.jobs.sql.upgrade import upgrade
 from shared_schema.errors import DeployError
+from tests.diffusion_service.jobs.made import waiting as candidates
 from tests.diffusion_service.jobs.test_store import LOST, new_job
 
 FIRST_TABLES = (
@@ -72,7 +73,7 @@ def test_jobs_of_an_older_program_are_kept_and_go_on(url: str) -> None:
     async def body() -> None:
         store = SqlJobStore(url)
         assert [job.sequence for job in (await store.page(None, 10, "asc")).jobs] == [1, 2, 3]
-        assert [each.id for each in await store.waiting()] == [waiting.id]
+        assert await candidates(store) == [waiting.id]
         lost = await store.reclaim(5000.0, lambda job: job.orphaned(LOST, 5000.0, 60.0))
         assert [(job.id, job.status, job.attempt) for job in lost] == [(running.id, "queued", 2)]
         assert [event.status for event in await store.events(running.id)] == ["in_progress", "queued"]
