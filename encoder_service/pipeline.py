@@ -11,25 +11,21 @@ from typing import Any
 from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
 from diffusers.modular_pipelines.minimax_h3.encoders import (
     MiniMaxH3FL2VATextEncoderStep,
-    MiniMaxH3Ref2VATextEncoderStep,
     MiniMaxH3TextEncoderStep,
 )
 
+from encoder_service.looking import LookingTextStep
 from shared_runtime.conditioning.blocks import Pipeline, assemble, run_block
 from shared_runtime.conditioning.latents import Latents, MediaEncoder
 from shared_runtime.conditioning.media import MediaReader
 from shared_runtime.conditioning.packing import Conditions, Packed, pack
+from shared_runtime.conditioning.references import Reference
 from shared_runtime.conditioning.side_stream import SideStream
+from shared_runtime.conditioning.taken import Vision
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.tracing import span
 from shared_schema.encode import EncodeProgress, EncodeRequest, UsedReference
 from shared_schema.tasks import Task
-
-_TEXT: dict[Task, type[ModularPipelineBlocks]] = {
-    Task.T2VA: MiniMaxH3TextEncoderStep,
-    Task.FL2VA: MiniMaxH3FL2VATextEncoderStep,
-    Task.REF2VA: MiniMaxH3Ref2VATextEncoderStep,
-}
 
 
 @dataclass(frozen=True)
@@ -50,9 +46,14 @@ class EncoderPipeline:
         """`components` are those of the text blocks; without a `media_encoder` payloads are text alone."""
         self._comm = comm
         self._media_encoder = media_encoder
-        self._reader = MediaReader(comm)
         self._side = SideStream(comm.device)
-        self._text = {task: block() for task, block in _TEXT.items()}
+        self._looking = LookingTextStep()
+        self._text: dict[Task, ModularPipelineBlocks] = {
+            Task.T2VA: MiniMaxH3TextEncoderStep(),
+            Task.FL2VA: MiniMaxH3FL2VATextEncoderStep(),
+            Task.REF2VA: self._looking,
+        }
+        self._reader = MediaReader(comm, self._look, for_vae=media_encoder is not None)
         blocks = {**self._reader.blocks, **{f"text_{task.value}": block for task, block in self._text.items()}}
         if media_encoder is not None:
             blocks, components = {**blocks, **media_encoder.blocks}, {**components, **media_encoder.components}
@@ -98,6 +99,11 @@ class EncoderPipeline:
         with _timed(timings, "pack"):
             payload = _packed(state, latents)
         return EncodedRequest(payload, media.used, timings)
+
+    def _look(self, pipeline: Pipeline, reference: Reference) -> Vision:
+        # Where the words are read: what was seen is let go of there, too.
+        with self._side.aside():
+            return self._looking.look(pipeline, reference)
 
 
 def _telling(

@@ -18,7 +18,8 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
 
 from shared_runtime.compiling import compile_now
 from shared_runtime.conditioning.audio_vae import LeaderAudioVae
-from shared_runtime.conditioning.blocks import Pipeline
+from shared_runtime.conditioning.blocks import Pipeline, run_block
+from shared_runtime.conditioning.taken import TakenPicturesStep, sounds_of
 from shared_runtime.conditioning.tile_runner import BatchedTiles
 from shared_runtime.conditioning.vae_tiles import Beat, Mode, visual_encoder
 from shared_runtime.ranks.comm import RankComm
@@ -30,10 +31,11 @@ from shared_schema.tasks import AUDIO_CHANNELS, Task
 
 logger = logging.getLogger(__name__)
 
-_STEPS: dict[Task, type[ModularPipelineBlocks]] = {
+_PICTURES: dict[Task, type[ModularPipelineBlocks]] = {
     Task.FL2VA: MiniMaxH3KeyframeVaeEncoderStep,
-    Task.REF2VA: MiniMaxH3Ref2VAReferenceEncoderStep,
+    Task.REF2VA: TakenPicturesStep,
 }
+_SOUNDS = "encode_sounds"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class MediaEncoder:
         self._sounds = LeaderAudioVae(audio_vae, comm)
         self.components = {"vae": self._visual.vae, "audio_vae": self._sounds}
         """For the pipeline that runs `blocks`."""
-        self.blocks = {f"encode_{task.value}": step() for task, step in _STEPS.items()}
+        self.blocks = {f"encode_{task.value}": step() for task, step in _PICTURES.items()}
+        self.blocks[_SOUNDS] = MiniMaxH3Ref2VAReferenceEncoderStep()
 
     @classmethod
     def load(cls, checkpoint: Path, comm: RankComm, mode: Mode, beat: Beat, stage: Stage) -> Self:
@@ -95,13 +98,17 @@ class MediaEncoder:
         return self._visual.tiles(_visual_shapes(state))
 
     def encode(self, pipeline: Pipeline, request: EncodeRequest, state: PipelineState, beat: Beat) -> Latents:
-        """Encode what `MediaReader` put into `state`; the same on every rank. A collective."""
+        """Encode what `MediaReader` put into `state`, and forget its pixels; the same on every rank. A collective."""
+        sounds = PipelineState()
         if request.task is not Task.T2VA:
-            heard = [each.audio for each in state.get("normalized_references") or () if each.has_audio]
-            self._sounds.begin([waveform[:, None] for waveform in heard])
+            heard = sounds_of(state.get("normalized_references") or ())
+            self._sounds.begin([each.audio[:, None] for each in heard])
             self._visual.run(self.blocks[f"encode_{request.task.value}"], pipeline, state, beat)
+            if heard:
+                sounds.set("normalized_references", heard)
+                run_block(self.blocks[_SOUNDS], pipeline, sounds)
         visual = tuple(state.get("condition_latents") or ())
-        audio = tuple(state.get("audio_condition_latents") or ())
+        audio = tuple(sounds.get("audio_condition_latents") or ())
         return Latents(visual, audio, _layout(request, state, visual, audio))
 
 
@@ -117,14 +124,8 @@ def _batched(video_vae: Any, stage: Stage, beat: Beat) -> BatchedTiles:
 def _visual_shapes(state: PipelineState) -> list[tuple[int, int, int]]:
     """Frames, height and width of every picture and clip that the video VAE encodes."""
     pictures = [(1, each.height, each.width) for each in state.get("keyframes") or ()]
-    for each in state.get("normalized_references") or ():
-        match each.kind:
-            case "image":
-                pictures.append((1, each.image.height, each.image.width))
-            case "video":
-                frames, height, width = each.frames.shape[:3]
-                pictures.append((frames, height, width))
-    return pictures
+    references = state.get("normalized_references") or ()
+    return pictures + [tuple(each.pixels.shape[2:]) for each in references if each.pixels is not None]
 
 
 def _layout(

@@ -12,23 +12,21 @@ from diffusers.modular_pipelines import ModularPipelineBlocks, PipelineState
 from diffusers.modular_pipelines.minimax_h3.before_encoder import MiniMaxH3Ref2VASetupStep, MiniMaxH3ResizeStep
 
 from shared_runtime.conditioning.blocks import Pipeline, run_block
-from shared_runtime.conditioning.references import DecodedMedia, decode_media, with_used_sizes
+from shared_runtime.conditioning.decode_ahead import DecodeAhead
+from shared_runtime.conditioning.references import Decoded, decode_ahead
+from shared_runtime.conditioning.taken import Look, TakenReference, pixels_of
 from shared_runtime.ranks.comm import RankComm
 from shared_schema.encode import EncodeRequest, UsedReference
 from shared_schema.tasks import CanvasLimits, Task
 
 Beat = Callable[[], None]
+Ahead = DecodeAhead[Decoded]
 
 _STEPS: dict[Task, type[ModularPipelineBlocks]] = {
     Task.FL2VA: MiniMaxH3ResizeStep,
     Task.REF2VA: MiniMaxH3Ref2VASetupStep,
 }
 """Blocks that put media on the model's own rates and sizes."""
-_SIZED = {
-    Task.FL2VA: ("keyframes", "keyframe_anchors"),
-    Task.REF2VA: ("normalized_references",),
-}
-"""What later blocks read of it."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,17 @@ class PreparedMedia:
 
 
 class MediaReader:
-    """From files to pictures, frames and waveforms that every rank has."""
+    """From files to pictures, frames and waveforms that every rank has.
 
-    def __init__(self, comm: RankComm) -> None:
+    A reference leaves the host before much of the next one is there: its frames go to the device as they are, and
+    what Qwen3-VL reads of them, two a second, is taken at once, as its one pass needs that of all references.
+    """
+
+    def __init__(self, comm: RankComm, look: Look | None = None, *, for_vae: bool = True) -> None:
+        """`look` takes what the text encoder reads of a reference; `for_vae`: whether the video VAE reads them."""
         self._comm = comm
+        self._look = look
+        self._for_vae = for_vae
         self.blocks = {f"size_{task.value}": block() for task, block in _STEPS.items()}
         """Diffusers' blocks, for the pipeline that holds their components."""
 
@@ -57,33 +62,70 @@ class MediaReader:
         Raises:
             InvalidRequest: a file cannot be decoded after all; on every rank.
         """
-        return self._comm.from_busy_leader(lambda pulse: self._read(pipeline, request, files, pulse), beat)
-
-    def _read(self, pipeline: Pipeline, request: EncodeRequest, files: tuple[Path, ...], beat: Beat) -> PreparedMedia:
-        media = decode_media(request, files, _limits(pipeline), beat)
-        values = _inputs(request, media)
+        values = {name: getattr(request, name) for name in ("prompt", "height", "width", "num_frames")}
         if request.task is Task.T2VA:
             return PreparedMedia(values, ())
-        state = _state(values)
-        run_block(self.blocks[f"size_{request.task.value}"], pipeline, state)
-        kept = {name: state.get(name) for name in _SIZED[request.task]}
-        used = with_used_sizes(media.used, _used_sizes(state))
-        return PreparedMedia({**values, **kept, "references": None}, used)
+        with self._decoding(pipeline, request, files) as ahead:
+            if request.task is Task.FL2VA:
+                return self._comm.from_busy_leader(
+                    lambda pulse: self._keyframes(pipeline, request, values, ahead, pulse), beat
+                )
+            both = [self._next(pipeline, values, ahead, beat) for _ in request.references]
+        return PreparedMedia(
+            {**values, "normalized_references": [taken for taken, _ in both]}, tuple(used for _, used in both)
+        )
+
+    def _decoding(self, pipeline: Pipeline, request: EncodeRequest, files: tuple[Path, ...]) -> Ahead:
+        if not self._comm.is_leader:
+            return DecodeAhead([])
+        config = pipeline.config
+        limits = CanvasLimits(config.canvas_short_edge, config.canvas_max_pixels, config.reference_image_short_edge)
+        return decode_ahead(request, files, limits)
+
+    def _keyframes(
+        self, pipeline: Pipeline, request: EncodeRequest, values: dict[str, Any], ahead: Ahead, beat: Beat
+    ) -> PreparedMedia:
+        pictures: dict[str, Any] = {}
+        used = [self._put(pipeline, values, pictures, place, ahead.take(beat)) for place in request.keyframes]
+        return PreparedMedia({**values, "keyframes": list(pictures.values())}, tuple(used))
+
+    def _put(
+        self, pipeline: Pipeline, values: dict[str, Any], pictures: dict[str, Any], place: int, decoded: Decoded
+    ) -> UsedReference:
+        """One more picture on the canvas, where those before it stay as they are."""
+        name = "image" if place == 0 else "last_image"
+        pictures[name] = decoded.reference.image
+        state = _state({**values, **pictures})
+        run_block(self.blocks[f"size_{Task.FL2VA.value}"], pipeline, state)
+        pictures.update(zip(pictures, state.get("keyframes"), strict=True))
+        return _with_size(decoded.used, pictures[name].size)
+
+    def _next(
+        self, pipeline: Pipeline, values: dict[str, Any], ahead: Ahead, beat: Beat
+    ) -> tuple[TakenReference, UsedReference]:
+        """The next reference, taken: nothing of its file stays on the host, unless that is the device."""
+        sized = self._comm.from_busy_leader(lambda pulse: self._sized(pipeline, values, ahead.take(pulse)), beat)
+        reference = sized.reference
+        vision = None if self._look is None or reference.kind == "audio" else self._look(pipeline, reference)
+        pixels = pixels_of(reference, pipeline, self._comm.device) if self._for_vae else None
+        return TakenReference(
+            reference.kind, reference.audio if reference.has_audio else None, vision, pixels
+        ), sized.used
+
+    def _sized(self, pipeline: Pipeline, values: dict[str, Any], decoded: Decoded) -> Decoded:
+        if decoded.reference.kind == "audio":
+            # Decoded as the model wants it, and diffusers takes no sound alone.
+            return decoded
+        state = _state({**values, "references": [decoded.reference]})
+        run_block(self.blocks[f"size_{Task.REF2VA.value}"], pipeline, state)
+        (reference,) = state.get("normalized_references")
+        size = reference.image.size if reference.kind == "image" else reference.frames.shape[2:0:-1]
+        return Decoded(reference, _with_size(decoded.used, size))
 
 
-def _limits(pipeline: Pipeline) -> CanvasLimits:
-    config = pipeline.config
-    return CanvasLimits(config.canvas_short_edge, config.canvas_max_pixels, config.reference_image_short_edge)
-
-
-def _inputs(request: EncodeRequest, media: DecodedMedia) -> dict[str, Any]:
-    values: dict[str, Any] = {name: getattr(request, name) for name in ("prompt", "height", "width", "num_frames")}
-    if request.task is Task.FL2VA:
-        for place, picture in zip(request.keyframes, media.pictures, strict=True):
-            values["image" if place == 0 else "last_image"] = picture
-    if request.task is Task.REF2VA:
-        values["references"] = list(media.references)
-    return values
+def _with_size(used: UsedReference, size: tuple[int, int]) -> UsedReference:
+    """With the width and height at which it is encoded."""
+    return used.model_copy(update={"used_width": size[0], "used_height": size[1]})
 
 
 def _state(values: dict[str, Any]) -> PipelineState:
@@ -91,19 +133,3 @@ def _state(values: dict[str, Any]) -> PipelineState:
     for name, value in values.items():
         state.set(name, value)
     return state
-
-
-def _used_sizes(state: PipelineState) -> list[tuple[int, int] | None]:
-    keyframes = state.get("keyframes")
-    if keyframes is not None:
-        return [picture.size for picture in keyframes]
-    sizes: list[tuple[int, int] | None] = []
-    for reference in state.get("normalized_references"):
-        match reference.kind:
-            case "image":
-                sizes.append(reference.image.size)
-            case "video":
-                sizes.append((reference.frames.shape[2], reference.frames.shape[1]))
-            case _:
-                sizes.append(None)
-    return sizes

@@ -1,12 +1,10 @@
 """The files of a request as diffusers' blocks want them: pictures, 24 fps frames, 32 kHz waveforms. Torch."""
 
 import hashlib
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from math import ceil, prod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,86 +16,66 @@ from diffusers.modular_pipelines.minimax_h3 import (
 from numpy.typing import NDArray
 from PIL import Image
 
-from shared_runtime.media import decode_audio, decode_image, decode_video
+from shared_runtime.conditioning.decode_ahead import DecodeAhead, Part, Progress
+from shared_runtime.media import decode_audio, decode_image, decode_video, read_header
 from shared_schema.encode import EncodeRequest, ReferenceInput, UsedReference
-from shared_schema.tasks import FPS, SAMPLE_RATE, CanvasLimits, Task, canvas_for_ratio, reference_size
+from shared_schema.tasks import (
+    FPS,
+    MAX_ASPECT,
+    SAMPLE_RATE,
+    Canvas,
+    CanvasLimits,
+    Task,
+    canvas_for_ratio,
+    reference_size,
+)
 
-AT_ONCE = 4
-"""Files that are decoded at a time: FFmpeg has threads of its own, and a picture takes memory before it is sized."""
-_LOOK_S = 0.02
 Reference: TypeAlias = MiniMaxH3ImageReference | MiniMaxH3VideoReference | MiniMaxH3AudioReference
 
 
 @dataclass(frozen=True)
-class DecodedMedia:
-    """The media of one request in request order, and what was used of each."""
+class Decoded:
+    """One file, decoded, and what was used of it."""
 
-    references: tuple[Reference, ...]
-    used: tuple[UsedReference, ...]
-
-    @property
-    def pictures(self) -> tuple[Image.Image, ...]:
-        """The images, for keyframes."""
-        return tuple(each.image for each in self.references if isinstance(each, MiniMaxH3ImageReference))
+    reference: Reference
+    used: UsedReference
 
 
-def decode_media(
-    request: EncodeRequest, files: tuple[Path, ...], limits: CanvasLimits, beat: Callable[[], None]
-) -> DecodedMedia:
-    """Decode the files of a request, each to what its clip can use of it, several at a time, every file once.
+def decode_ahead(request: EncodeRequest, files: tuple[Path, ...], limits: CanvasLimits) -> DecodeAhead[Decoded]:
+    """The files of a request in its order, each decoded to what its clip can use of it.
 
-    `beat` is called on the calling thread as often as a video frame or a file was finished: it tells that work goes on.
-
-    Raises:
-        InvalidRequest: a file that passed the probe cannot be decoded after all; `param` names its index, of several
-            such files that of the first.
+    Taking one raises InvalidRequest if it passed the probe and cannot be decoded after all; `param` names its index.
     """
-    progress = _Progress()
-    numbered = enumerate(zip(request.references, files, strict=True))
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="media") as pool:
-        tasks = [
-            pool.submit(_decode, index, reference, path, request, _Fit(limits, progress))
-            for index, (reference, path) in numbered
-        ]
-        try:
-            progress.follow(tasks, beat)
-            decoded = [task.result() for task in tasks]
-        finally:
-            progress.stop()
-            pool.shutdown(wait=True, cancel_futures=True)
-    return DecodedMedia(tuple(each for each, _ in decoded), tuple(used for _, used in decoded))
+    parts = []
+    for index, (reference, path) in enumerate(zip(request.references, files, strict=True)):
+
+        def decode(progress: Progress, index: int = index, path: Path = path) -> Decoded:
+            return _decode(index, path, request, _Fit(limits, progress))
+
+        parts.append(Part(_held_bytes(reference, path, request, limits), decode))
+    return DecodeAhead(parts)
 
 
-class _Stopped(Exception):
-    """Nobody waits for this file any more."""
+def _held_bytes(reference: ReferenceInput, path: Path, request: EncodeRequest, limits: CanvasLimits) -> int:
+    """Of RGB pixels, as the file's header has it: a picture before and after it is sized, a video's frames after."""
+    header = None if reference.kind == "audio" else read_header(path, reference.kind)
+    if header is None or not 1 / MAX_ASPECT <= header.width / header.height <= MAX_ASPECT:
+        return 0
+    stored = header.width * header.height
+    if reference.kind == "image":
+        return 3 * (stored + prod(reference_size(header.width, header.height, limits)))
+    canvas, kept = _canvas(header.width, header.height, limits)
+    pixels = canvas.width * canvas.height + (0 if kept else stored)
+    frames = request.num_frames
+    if header.seconds is not None:
+        frames = min(frames, ceil((header.seconds - reference.start_seconds) * FPS) + 1)
+    return 3 * max(frames, 0) * pixels
 
 
-class _Progress:
-    """What threads do, told by the one that waits for them: beats belong to it alone."""
-
-    def __init__(self) -> None:
-        self._moved = threading.Event()
-        self._stopped = threading.Event()
-
-    def one(self) -> None:
-        """A frame was decoded, or a whole file."""
-        if self._stopped.is_set():
-            raise _Stopped
-        self._moved.set()
-
-    def stop(self) -> None:
-        """Have every thread end at its next frame."""
-        self._stopped.set()
-
-    def follow(self, tasks: Sequence[Future[Any]], beat: Callable[[], None]) -> None:
-        """Beat while something gets done, until all tasks are, or the first one in order that fails."""
-        for task in tasks:
-            while not wait((task,), _LOOK_S).done:
-                if self._moved.is_set():
-                    self._moved.clear()
-                    beat()
-            if task.exception() is not None:
-                return
+def _canvas(width: int, height: int, limits: CanvasLimits) -> tuple[Canvas, bool]:
+    """The canvas of a video's frames, and whether diffusers would keep it as it is."""
+    canvas = canvas_for_ratio(width, height, limits)
+    return canvas, canvas_for_ratio(canvas.width, canvas.height, limits) == canvas
 
 
 class _Fit:
@@ -107,7 +85,7 @@ class _Fit:
     as it is stays diffusers' to make, for it would be resized twice.
     """
 
-    def __init__(self, limits: CanvasLimits, progress: _Progress) -> None:
+    def __init__(self, limits: CanvasLimits, progress: Progress) -> None:
         self._limits = limits
         self._progress = progress
         self.source: tuple[int, int] | None = None
@@ -117,8 +95,7 @@ class _Fit:
         self._progress.one()
         height, width, _ = frame.shape
         self.source = self.source or (width, height)
-        canvas = canvas_for_ratio(width, height, self._limits)
-        kept = canvas_for_ratio(canvas.width, canvas.height, self._limits) == canvas
+        canvas, kept = _canvas(width, height, self._limits)
         if not kept or (canvas.height, canvas.width) == (height, width):
             return frame
         return np.asarray(Image.fromarray(frame).resize((canvas.width, canvas.height), Image.Resampling.LANCZOS))
@@ -132,10 +109,8 @@ class _Fit:
         return picture.resize(size, Image.Resampling.LANCZOS)
 
 
-def _decode(
-    index: int, reference: ReferenceInput, path: Path, request: EncodeRequest, fit: _Fit
-) -> tuple[Reference, UsedReference]:
-    num_frames = request.num_frames
+def _decode(index: int, path: Path, request: EncodeRequest, fit: _Fit) -> Decoded:
+    reference, num_frames = request.references[index], request.num_frames
     param = f"input_references[{index}]"
     used = UsedReference(index=index, kind=reference.kind, sha256=_sha256(path))
     start = reference.start_seconds
@@ -145,7 +120,7 @@ def _decode(
             used = used.model_copy(update={"width": picture.width, "height": picture.height})
             if request.task is Task.REF2VA:
                 picture = fit.picture(picture)
-            return MiniMaxH3ImageReference(image=picture), used
+            return Decoded(MiniMaxH3ImageReference(image=picture), used)
         case "video":
             video = decode_video(
                 path, max_frames=num_frames, use_audio=reference.use_audio, start_seconds=start, fit=fit, param=param
@@ -156,21 +131,13 @@ def _decode(
             if sound is not None:
                 facts["audio_seconds"] = sound.shape[1] / SAMPLE_RATE
             made = MiniMaxH3VideoReference(frames=video.frames, fps=float(FPS), audio=sound, sample_rate=SAMPLE_RATE)
-            return made, used.model_copy(update=facts)
+            return Decoded(made, used.model_copy(update=facts))
         case "audio":
             seconds = num_frames / FPS
             waveform = torch.from_numpy(decode_audio(path, max_seconds=seconds, start_seconds=start, param=param))
             heard = waveform.shape[1] / SAMPLE_RATE
             made_sound = MiniMaxH3AudioReference(audio=waveform, sample_rate=SAMPLE_RATE)
-            return made_sound, used.model_copy(update={"audio_seconds": heard, "seconds": heard})
-
-
-def with_used_sizes(used: tuple[UsedReference, ...], sizes: list[tuple[int, int] | None]) -> tuple[UsedReference, ...]:
-    """Add the (width, height) at which each reference was encoded; None for sound."""
-    return tuple(
-        each if size is None else each.model_copy(update={"used_width": size[0], "used_height": size[1]})
-        for each, size in zip(used, sizes, strict=True)
-    )
+            return Decoded(made_sound, used.model_copy(update={"audio_seconds": heard, "seconds": heard}))
 
 
 def _sha256(path: Path) -> str:

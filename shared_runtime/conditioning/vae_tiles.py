@@ -7,7 +7,6 @@ ranks in the text-only split. Torch.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal, Protocol, Self
 
 import torch
@@ -131,7 +130,8 @@ class TileEncoder:
     """A `VisualEncoder` of a group that deals out the tiles of everything that a block encodes.
 
     The block is run twice: once for every rank to encode its share, with zeros in place of the others' tiles, and once
-    more with all tiles there. What a block does around the encoder is little, and the media need not be kept as tiles.
+    more with all tiles there, for which the shapes of what it encodes are enough. What a block does around the encoder
+    is little, and the media need not be kept as tiles.
     """
 
     def __init__(self, vae: Any, comm: RankComm, runner: StockTiles | BatchedTiles) -> None:
@@ -147,7 +147,7 @@ class TileEncoder:
         """Do the block; see `VisualEncoder.run`."""
         share = self._share
         with share.dealing(beat):
-            run_block(block, pipeline, without_sound(state))
+            run_block(block, pipeline, state)
         ranks = range(self._comm.world_size)
         parcels = [
             Parcel((number, target), owner, target, shape)
@@ -274,18 +274,6 @@ class Pace:
                 event.synchronize()
             for _ in range(tiles):
                 self._beat()
-
-
-def without_sound(state: PipelineState) -> PipelineState:
-    """What the VAE blocks read of a state, silent: their first run is about pictures alone."""
-    silent = PipelineState()
-    references = state.get("normalized_references")
-    if references is not None:
-        seen = [each for each in references if each.kind != "audio"]
-        silent.set("normalized_references", [replace(e, audio=None) if e.kind == "video" else e for e in seen])
-    if state.get("keyframes") is not None:
-        silent.set("keyframes", state.get("keyframes"))
-    return silent
 
 
 def _tiles(vae: Any, shapes: Shapes) -> list[int]:

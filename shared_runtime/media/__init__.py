@@ -6,6 +6,7 @@ nothing but `InvalidRequest` leaves.
 """
 
 from shared_runtime.media.formats import classify
+from shared_runtime.media.header import read_header
 from shared_runtime.media.image import decode_image
 from shared_runtime.media.probe import Probe, check_totals, probe
 from shared_runtime.media.sound import decode_audio
@@ -20,4 +21,5 @@ __all__ = [
     "decode_image",
     "decode_video",
     "probe",
+    "read_header",
 ]

@@ -8,18 +8,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from diffusers.modular_pipelines import PipelineState
-from diffusers.modular_pipelines.minimax_h3 import (
-    MiniMaxH3AudioReference,
-    MiniMaxH3ImageReference,
-    MiniMaxH3VideoReference,
-)
 from diffusers.modular_pipelines.minimax_h3.encoders import (
     MiniMaxH3KeyframeVaeEncoderStep,
     MiniMaxH3Ref2VAReferenceEncoderStep,
 )
 from PIL import Image
 
-from shared_runtime.conditioning.blocks import assemble
+from shared_runtime.conditioning.blocks import assemble, run_block
+from shared_runtime.conditioning.taken import TakenPicturesStep, TakenReference, sounds_of
 from shared_runtime.conditioning.tile_runner import BatchedTiles
 from shared_runtime.conditioning.vae_tiles import Mode, visual_encoder
 from shared_runtime.ranks.comm import RankComm
@@ -78,13 +74,14 @@ def encode(comm: RankComm, _task: TaskHandle, path: Path, request: Request) -> E
         sounds += 1
 
     audio_vae.encoder.register_forward_hook(heard)
-    block = MiniMaxH3KeyframeVaeEncoderStep() if request.keyframes else MiniMaxH3Ref2VAReferenceEncoderStep()
+    block = MiniMaxH3KeyframeVaeEncoderStep() if request.keyframes else TakenPicturesStep()
+    listening = MiniMaxH3Ref2VAReferenceEncoderStep()
     batched = None
     if vae is not None and request.precision is not None:
         batched = BatchedTiles(vae, request.precision, compiler=None)
     encoder = visual_encoder(vae, comm, request.mode, batched)
     components = {"vae": encoder.vae} if request.keyframes else {"vae": encoder.vae, "audio_vae": audio_vae}
-    pipeline = assemble(path, {"block": block}, components, comm.device)
+    pipeline = assemble(path, {"block": block, "listening": listening}, components, comm.device)
     beats = 0
 
     def beat() -> None:
@@ -94,7 +91,11 @@ def encode(comm: RankComm, _task: TaskHandle, path: Path, request: Request) -> E
     encoder.run(block, pipeline, state_of(Request((Medium(64, 64),), request.keyframes)), lambda: None)
     state = state_of(request)
     encoder.run(block, pipeline, state, beat)
-    visual, audio = state.get("condition_latents"), state.get("audio_condition_latents") or []
+    waveforms = PipelineState()
+    waveforms.set("normalized_references", sounds_of(state.get("normalized_references") or ()))
+    if not request.keyframes:
+        run_block(listening, pipeline, waveforms)
+    visual, audio = state.get("condition_latents"), waveforms.get("audio_condition_latents") or []
     told = everybody(comm, (beats, sounds, [each.double().sum().item() for each in (*visual, *audio)]))
     agree = all(sums == told[0][2] for _, _, sums in told)
     return Encoded(visual, audio, [each[0] for each in told], [each[1] for each in told], agree)
@@ -105,7 +106,7 @@ def state_of(request: Request) -> PipelineState:
     state = PipelineState()
     made = [_medium(medium, random) for medium in request.media]
     if request.keyframes:
-        state.set("keyframes", [each.image for each in made])
+        state.set("keyframes", [Image.fromarray(each.pixels[0, :, 0].permute(1, 2, 0).numpy()) for each in made])
     else:
         state.set("normalized_references", made)
     return state
@@ -114,12 +115,12 @@ def state_of(request: Request) -> PipelineState:
 def _medium(medium: Medium, random: np.random.Generator) -> Any:
     waveform = torch.from_numpy(random.uniform(-0.5, 0.5, (2, 8000)).astype(np.float32))
     if medium.frames == 0:
-        return MiniMaxH3AudioReference(audio=waveform, sample_rate=32000)
+        return TakenReference("audio", waveform, None, None)
     pixels = random.integers(0, 256, (medium.frames, medium.height, medium.width, 3), dtype=np.uint8)
+    on_device = torch.from_numpy(pixels).permute(3, 0, 1, 2)[None]
     if medium.frames == 1:
-        return MiniMaxH3ImageReference(image=Image.fromarray(pixels[0]))
-    sound = waveform if medium.sound else None
-    return MiniMaxH3VideoReference(frames=pixels, fps=24.0, audio=sound, sample_rate=32000)
+        return TakenReference("image", None, None, on_device)
+    return TakenReference("video", waveform if medium.sound else None, None, on_device)
 
 
 def everybody(comm: RankComm, mine: Any) -> list[Any]:

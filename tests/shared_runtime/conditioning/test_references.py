@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from PIL import Image
 
 from shared_runtime.conditioning import references
 from shared_runtime.conditioning.blocks import assemble, run_block
-from shared_runtime.conditioning.references import decode_media
+from shared_runtime.conditioning.references import Decoded, decode_ahead
 from shared_runtime.media import decode_image
 from shared_runtime.tiny import tiny_checkpoint
 from shared_schema.encode import EncodeRequest, ReferenceInput, ReferenceKind
@@ -41,23 +42,27 @@ def request_of(files: tuple[Path, ...], task: Task = Task.REF2VA) -> EncodeReque
     )
 
 
+def decode(files: tuple[Path, ...], beat: Callable[[], None] = lambda: None, task: Task = Task.REF2VA) -> list[Decoded]:
+    with decode_ahead(request_of(files, task), files, LIMITS) as ahead:
+        return [ahead.take(beat) for _ in files]
+
+
 def test_several_files_are_what_each_is_by_itself(cases: Path) -> None:
     files = tuple(cases / name for name in MIXED)
-    together = decode_media(request_of(files), files, LIMITS, lambda: None)
-    for number, path in enumerate(files):
-        alone = decode_media(request_of((path,)), (path,), LIMITS, lambda: None)
-        one, other = together.references[number], alone.references[0]
+    for number, (path, together) in enumerate(zip(files, decode(files), strict=True)):
+        (alone,) = decode((path,))
+        one, other = together.reference, alone.reference
         if path.suffix == ".mp4":
             assert np.array_equal(one.frames, other.frames)
         else:
             assert np.array_equal(np.asarray(one.image), np.asarray(other.image))
-        assert together.used[number] == alone.used[0].model_copy(update={"index": number})
+        assert together.used == alone.used.model_copy(update={"index": number})
 
 
 def test_beats_belong_to_the_thread_that_waits(cases: Path) -> None:
     files = tuple(cases / name for name in MIXED)
     beats: Counter[str] = Counter()
-    decode_media(request_of(files), files, LIMITS, lambda: beats.update([threading.current_thread().name]))
+    decode(files, lambda: beats.update([threading.current_thread().name]))
     assert beats.keys() == {threading.current_thread().name}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("media")]
 
@@ -70,29 +75,27 @@ def test_of_two_files_that_cannot_be_decoded_the_first_one_is_named(cases: Path,
     files = (cases / "vid_24fps.mp4", *broken)
     for _ in range(3):
         with pytest.raises(InvalidRequest) as raised:
-            decode_media(request_of(files), files, LIMITS, lambda: None)
+            decode(files)
         assert raised.value.param == "input_references[1]"
 
 
 def test_files_are_decoded_at_the_same_time(cases: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(2, timeout=20)
 
-    def decode(path: Path, **more: Any) -> Any:
+    def waiting(path: Path, **more: Any) -> Any:
         together.wait()
         return decode_image(path, **more)
 
-    monkeypatch.setattr(references, "decode_image", decode)
-    files = (cases / "img_quad.png", cases / "img_odd.png")
-    assert len(decode_media(request_of(files), files, LIMITS, lambda: None).pictures) == 2
+    monkeypatch.setattr(references, "decode_image", waiting)
+    assert len(decode((cases / "img_quad.png", cases / "img_odd.png"))) == 2
 
 
 def test_who_leaves_ends_the_decoding_at_its_next_frame(cases: Path) -> None:
     def leave() -> None:
         raise KeyboardInterrupt
 
-    files = (cases / "vid_60fps.mp4",) * 4
     with pytest.raises(KeyboardInterrupt):
-        decode_media(request_of(files), files, LIMITS, leave)
+        decode((cases / "vid_60fps.mp4",) * 4, leave)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("media")]
 
 
@@ -102,7 +105,8 @@ def test_a_picture_that_was_sized_while_others_were_decoded_is_the_one_that_diff
 ) -> None:
     step, path = MiniMaxH3Ref2VASetupStep(), cases / name
     pipeline = assemble(tiny_checkpoint(), {"size": step}, {}, torch.device("cpu"))
-    (sized,) = decode_media(request_of((path,)), (path,), LIMITS, lambda: None).pictures
+    (decoded,) = decode((path,))
+    sized = decoded.reference.image
     state = PipelineState()
     whole = MiniMaxH3ImageReference(image=Image.fromarray(decode_image(path)))
     for key, value in {"prompt": "a", "height": 64, "width": 64, "num_frames": 107, "references": [whole]}.items():
@@ -115,6 +119,34 @@ def test_a_picture_that_was_sized_while_others_were_decoded_is_the_one_that_diff
 
 def test_keyframes_are_left_to_the_step_that_knows_the_canvas(cases: Path) -> None:
     path = cases / "img_quad.png"
-    request = request_of((path,), Task.FL2VA)
-    (picture,) = decode_media(request, (path,), LIMITS, lambda: None).pictures
-    assert np.array_equal(np.asarray(picture), decode_image(path))
+    (decoded,) = decode((path,), task=Task.FL2VA)
+    assert np.array_equal(np.asarray(decoded.reference.image), decode_image(path))
+
+
+FORESEEN = (
+    *("img_quad.png", "img_gray16.png", "img_cmyk.jpg", "img_anim.gif", "img_exif6.jpg", "vid_24fps.mp4"),
+    *("vid_60fps.mp4", "vid_portrait.mp4", "vid_12fps.mp4"),
+)
+
+
+@pytest.mark.parametrize("name", FORESEEN)
+def test_what_a_file_will_take_is_known_from_its_header(cases: Path, name: str) -> None:
+    path, limits = cases / name, CanvasLimits(192, 192 * 336, 96)
+    request = request_of((path,))
+    request = request.model_copy(update={"num_frames": 362})
+    foreseen = references._held_bytes(request.references[0], path, request, limits)
+    with decode_ahead(request, (path,), limits) as ahead:
+        decoded = ahead.take(lambda: None)
+    if decoded.reference.kind == "image":
+        stored = decode_image(path)
+        assert foreseen == stored.nbytes + np.asarray(decoded.reference.image).nbytes
+    else:
+        frames = decoded.reference.frames
+        assert frames.nbytes <= foreseen <= frames.nbytes + 2 * frames[0].nbytes
+
+
+def test_a_file_whose_header_says_nothing_is_left_to_its_decoding(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+    with pytest.raises(InvalidRequest, match="its header is damaged"):
+        decode((path,))
