@@ -66,7 +66,7 @@ BOXES = (
     Box(4, 2, "control", "encoder", "admission, leases", _of(E, "encoder", "accounts")),
     Box(5, 1, "rank", "worker", "one rank", _of(E, "worker")),
     Box(5, 2, "rank", "outbox", "payloads, pushes", _of(E, "outbox")),
-    Box(5, 3, "rank", "pipeline", "text, video, sound", _of(E, "pipeline", "text", "vision")),
+    Box(5, 3, "rank", "pipeline", "text, video, sound", _of(E, "pipeline", "looking", "text", "vision")),
     Box(5, 4, "rank", "parallel", "TP, tiles", _of(E, "parallel")),
     Box(4, 4, "both", "commands", "what crosses the pipe", _of(E, "commands")),
     Box(0, 8, "control", "serving", "uvicorn, errands, GPUs", (R, *_of(R, "serving", "answers", "errands", "command_line", "gpus", "gpu_memory", "metrics", "otel", "spans_out"))),

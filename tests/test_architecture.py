@@ -32,6 +32,7 @@ RANK_SIDE = (
     "encoder_service.outbox",
     "encoder_service.worker",
     "encoder_service.text",
+    "encoder_service.looking",
     "encoder_service.vision",
     "encoder_service.pipeline",
     "encoder_service.parallel",
