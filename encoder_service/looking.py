@@ -10,8 +10,8 @@ from shared_runtime.conditioning.references import Reference
 from shared_runtime.conditioning.taken import TakenReference, Vision
 
 
-class LookingTextStep(MiniMaxH3Ref2VATextEncoderStep):  # type: ignore[misc]
-    """Diffusers' step, whose look at the references is taken one by one and put together when all are there.
+class LookingTextBlock(MiniMaxH3Ref2VATextEncoderStep):  # type: ignore[misc]
+    """Diffusers' block, whose look at the references is taken one by one and put together when all are there.
 
     The bits are those of all at once: Qwen3-VL's processors work on every picture and video by itself.
     """

@@ -14,7 +14,7 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
     MiniMaxH3TextEncoderStep,
 )
 
-from encoder_service.looking import LookingTextStep
+from encoder_service.looking import LookingTextBlock
 from shared_runtime.conditioning.blocks import Pipeline, assemble, run_block
 from shared_runtime.conditioning.latents import Latents, MediaEncoder
 from shared_runtime.conditioning.media import MediaReader
@@ -47,7 +47,7 @@ class EncoderPipeline:
         self._comm = comm
         self._media_encoder = media_encoder
         self._side = SideStream(comm.device)
-        self._looking = LookingTextStep()
+        self._looking = LookingTextBlock()
         self._text: dict[Task, ModularPipelineBlocks] = {
             Task.T2VA: MiniMaxH3TextEncoderStep(),
             Task.FL2VA: MiniMaxH3FL2VATextEncoderStep(),

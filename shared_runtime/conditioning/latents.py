@@ -19,7 +19,7 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
 from shared_runtime.compiling import compile_now
 from shared_runtime.conditioning.audio_vae import LeaderAudioVae
 from shared_runtime.conditioning.blocks import Pipeline, run_block
-from shared_runtime.conditioning.taken import TakenPicturesStep, sounds_of
+from shared_runtime.conditioning.taken import TakenPicturesBlock, sounds_of
 from shared_runtime.conditioning.tile_runner import BatchedTiles
 from shared_runtime.conditioning.vae_tiles import Beat, Mode, visual_encoder
 from shared_runtime.ranks.comm import RankComm
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _PICTURES: dict[Task, type[ModularPipelineBlocks]] = {
     Task.FL2VA: MiniMaxH3KeyframeVaeEncoderStep,
-    Task.REF2VA: TakenPicturesStep,
+    Task.REF2VA: TakenPicturesBlock,
 }
 _SOUNDS = "encode_sounds"
 
@@ -68,7 +68,7 @@ class MediaEncoder:
         self._sounds = LeaderAudioVae(audio_vae, comm)
         self.components = {"vae": self._visual.vae, "audio_vae": self._sounds}
         """For the pipeline that runs `blocks`."""
-        self.blocks = {f"encode_{task.value}": step() for task, step in _PICTURES.items()}
+        self.blocks = {f"encode_{task.value}": block() for task, block in _PICTURES.items()}
         self.blocks[_SOUNDS] = MiniMaxH3Ref2VAReferenceEncoderStep()
 
     @classmethod

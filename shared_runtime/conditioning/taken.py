@@ -75,8 +75,8 @@ def _whole_chunks(frames: int, pipeline: Pipeline) -> int:
     return int(max(1, (frames - rest) // chunk) * chunk + rest)
 
 
-class TakenPicturesStep(MiniMaxH3Ref2VAReferenceEncoderStep):  # type: ignore[misc]
-    """Diffusers' step for pictures and clips that are on the device already; sound is left to diffusers' own.
+class TakenPicturesBlock(MiniMaxH3Ref2VAReferenceEncoderStep):  # type: ignore[misc]
+    """Diffusers' block for pictures and clips that are on the device already; sound is left to diffusers' own.
 
     It lets go of each once it is encoded. Run again, it asks the VAE for the same shapes: see `TileEncoder`.
     """
@@ -95,5 +95,5 @@ class TakenPicturesStep(MiniMaxH3Ref2VAReferenceEncoderStep):  # type: ignore[mi
 
 
 def sounds_of(taken: Sequence[TakenReference]) -> list[MiniMaxH3AudioReference]:
-    """The sounds of references in their order, for diffusers' own step."""
+    """The sounds of references in their order, for diffusers' own block."""
     return [MiniMaxH3AudioReference(audio=each.audio) for each in taken if each.has_audio]

@@ -13,7 +13,7 @@ from diffusers.modular_pipelines.minimax_h3 import (
 from diffusers.modular_pipelines.minimax_h3.encoders import MiniMaxH3Ref2VATextEncoderStep
 from PIL import Image
 
-from encoder_service.looking import LookingTextStep
+from encoder_service.looking import LookingTextBlock
 from shared_runtime.conditioning.blocks import assemble
 from shared_runtime.conditioning.taken import TakenReference
 from shared_runtime.tiny import tiny_checkpoint
@@ -46,14 +46,14 @@ def test_what_is_seen_one_by_one_is_what_is_seen_at_once(references: tuple[Any, 
         "tokenizer": load_tokenizer(path),
         "processor": load_processor(path),
     }
-    step, processor = LookingTextStep(), components["processor"]
-    pipeline = assemble(path, {"text": step}, components, cpu)
+    block, processor = LookingTextBlock(), components["processor"]
+    pipeline = assemble(path, {"text": block}, components, cpu)
     wanted, *counts = MiniMaxH3Ref2VATextEncoderStep()._gather_vision_features(processor, list(references), 24.0)
     taken = [
-        TakenReference(each.kind, None, None if each.kind == "audio" else step.look(pipeline, each), None)
+        TakenReference(each.kind, None, None if each.kind == "audio" else block.look(pipeline, each), None)
         for each in references
     ]
-    seen, *seen_counts = step._gather_vision_features(processor, taken, 24.0)
+    seen, *seen_counts = block._gather_vision_features(processor, taken, 24.0)
     assert seen_counts == counts
     assert seen.keys() == wanted.keys()
     for name, value in wanted.items():

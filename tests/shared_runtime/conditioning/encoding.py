@@ -15,7 +15,7 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
 from PIL import Image
 
 from shared_runtime.conditioning.blocks import assemble, run_block
-from shared_runtime.conditioning.taken import TakenPicturesStep, TakenReference, sounds_of
+from shared_runtime.conditioning.taken import TakenPicturesBlock, TakenReference, sounds_of
 from shared_runtime.conditioning.tile_runner import BatchedTiles
 from shared_runtime.conditioning.vae_tiles import Mode, visual_encoder
 from shared_runtime.ranks.comm import RankComm
@@ -74,7 +74,7 @@ def encode(comm: RankComm, _task: TaskHandle, path: Path, request: Request) -> E
         sounds += 1
 
     audio_vae.encoder.register_forward_hook(heard)
-    block = MiniMaxH3KeyframeVaeEncoderStep() if request.keyframes else TakenPicturesStep()
+    block = MiniMaxH3KeyframeVaeEncoderStep() if request.keyframes else TakenPicturesBlock()
     listening = MiniMaxH3Ref2VAReferenceEncoderStep()
     batched = None
     if vae is not None and request.precision is not None:
