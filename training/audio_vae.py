@@ -14,13 +14,12 @@ from training import geometry
 from training.course import Course, Losses, options_of, parser
 from training.drawing import scenes, sounds
 from training.folder import write_component, write_frame
+from training.latents import SMALL, disturbed
 
 LENGTHS = (32, 32, 64, 178)
 """Latents of a training piece, in turn: the encoder attends to all that was before, up to a whole clip of 178."""
 BATCH, RATE = 64, 1.5e-3
 """Pieces of 32 latents at once, and fewer longer ones."""
-KL = 1e-4
-"""Weight of what keeps latents near a normal distribution; their spread is made one afterwards."""
 POOL = 1024
 SCALES = (256, 1024, 2048)
 """Windows of the spectra that are compared, beside the waves themselves."""
@@ -33,7 +32,7 @@ class Lesson:
         self._vae, self._pool, self._batch, self._seed = vae, pool, batch, seed
 
     def __call__(self, step: int) -> Losses:
-        """Losses of batch number `step`: waves, spectra, and KL."""
+        """Losses of batch number `step`: waves, spectra, and how large latents are."""
         random = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
         latents, hop = LENGTHS[step % len(LENGTHS)], SAMPLE_RATE // AUDIO_LATENTS_PER_SECOND
         pieces, length = max(self._batch * LENGTHS[0] // latents, 1), latents * hop
@@ -45,12 +44,10 @@ class Lesson:
         waves = torch.stack([flat[pick, start : start + length] for pick, start in zip(picks, starts, strict=True)])
         waves = waves.float()[:, None]
         posterior = self._vae.encode(waves, return_dict=False)[0]
-        noise = torch.randn(posterior.mean.shape, generator=random).to(waves.device)
-        decoded = self._vae.decode(posterior.mean + posterior.std * noise, return_dict=False)[0].float()
+        decoded = self._vae.decode(disturbed(posterior.mean, random), return_dict=False)[0].float()
         wave, spectrum = F.l1_loss(decoded, waves), _spectra(decoded[:, 0], waves[:, 0])
-        variance = torch.exp(2 * posterior.logs)
-        kl = 0.5 * (posterior.mean.square() + variance - 1 - 2 * posterior.logs).mean()
-        return {"total": wave + 0.1 * spectrum + KL * kl, "wave": wave, "spectrum": spectrum, "kl": kl}
+        size = posterior.mean.square().mean()
+        return {"total": wave + 0.1 * spectrum + SMALL * size, "wave": wave, "spectrum": spectrum, "size": size}
 
 
 def _spectra(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,11 @@ from training import geometry
 from training.course import Course, Losses, options_of, parser
 from training.drawing import frames, normalised, scenes
 from training.folder import write_component, write_frame
+from training.latents import SMALL, disturbed
 
 LONG = 39
 """Frames of a training clip: two chunks of the encoder and the tail, so that chunks learn to meet."""
 BATCH, RATE = 24, 1.5e-3
-KL = 3e-4
-"""Weight of what keeps latents near a normal distribution: small, a latent's spread is made one afterwards."""
 POOL = 4096
 CANVASES = ((64, 96), (96, 64), (64, 64))
 
@@ -30,7 +29,7 @@ class Lesson:
         self._scenes = scenes(POOL, seed)
 
     def __call__(self, step: int) -> Losses:
-        """Losses of batch number `step`: mean squares and mean differences of normalised pixels, and KL."""
+        """Losses of batch number `step`: what pixels are off by, twice told, and how large latents are."""
         random = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
         size = CANVASES[step % len(CANVASES)]
         picks = torch.randint(len(self._scenes), (self._batch,), generator=random).tolist()
@@ -41,19 +40,16 @@ class Lesson:
         ]
         pixels = normalised(torch.stack(drawn))
         posterior = self._vae.encode(pixels, return_dict=False)[0]
-        noise = torch.randn(posterior.mean.shape, generator=random).to(self._device)
-        decoded = self._vae.decode(posterior.mean + posterior.std * noise, return_dict=False)[0].float()
+        decoded = self._vae.decode(disturbed(posterior.mean, random), return_dict=False)[0].float()
         squares, differences = F.mse_loss(decoded, pixels), F.l1_loss(decoded, pixels)
-        kl = 0.5 * (posterior.mean.square() + posterior.var - 1 - posterior.logvar).mean()
-        return {"total": squares + 0.3 * differences + KL * kl, "squares": squares, "kl": kl}
+        size = posterior.mean.square().mean()
+        return {"total": squares + 0.3 * differences + SMALL * size, "squares": squares, "size": size}
 
 
 def main() -> None:
     """Train it, and write it into the checkpoint's folder."""
     options = options_of(parser("video_vae").parse_args())
     vae = geometry.video_vae().to(options.device)
-    if options.compile:
-        vae.decoder.compile(dynamic=True)
     course = Course("video_vae", options, vae, RATE, list(vae.parameters()))
     write_frame(options.checkpoint, options.seed)
     lesson = Lesson(vae, options.seed, options.batch or BATCH, options.device)

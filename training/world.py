@@ -30,6 +30,8 @@ REFERENCE_CLIPS = 1024
 """Clips that are also references: each is looked at once by the text encoder's processor."""
 SIZE = (geometry.HEIGHT, geometry.WIDTH)
 LAST = geometry.FRAMES - 1
+LEAST_SPREAD = 0.2
+"""Of the largest channel's: what a channel is divided by at least."""
 LEAST_LOG_VARIANCE = -30.0
 """Diffusers cuts it there: a deviation of 3e-7."""
 SCENES = TypeAdapter(list[Scene])
@@ -66,9 +68,10 @@ def rows(latents: torch.Tensor) -> torch.Tensor:
 
 
 def spread(latents: torch.Tensor, channel: int) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of every channel."""
+    """Mean and standard deviation of every channel; those that say little stay small, or all would be learned alike."""
     flat = latents.float().transpose(0, channel).flatten(1)
-    return flat.mean(1).tolist(), flat.std(1).clamp_min(1e-4).tolist()
+    deviation = flat.std(1)
+    return flat.mean(1).tolist(), deviation.clamp_min(LEAST_SPREAD * float(deviation.max())).tolist()
 
 
 @torch.no_grad()

@@ -46,7 +46,27 @@ def test_a_step_of_the_audio_vae_on_pieces_of_every_length() -> None:
         losses = lesson(step)
         losses["total"].backward()
         assert losses["total"].isfinite()
-    assert not untaught(vae)
+    # Sounds are never drawn from a posterior: its spread is nobody's.
+    assert untaught(vae) == {"logs_proj.weight", "logs_proj.bias"}
+
+
+def test_what_latents_say_comes_through_the_untrained_audio_decoder() -> None:
+    torch.manual_seed(0)
+    vae = geometry.audio_vae()
+    kept: dict[str, float] = {}
+
+    def watch(name: str, activation: nn.Module) -> None:
+        activation.register_forward_hook(
+            lambda _module, given, made: kept.__setitem__(name, float(made.std() / given[0].std()))
+        )
+
+    for name, module in vae.decoder.named_modules():
+        if name.endswith(".act"):
+            watch(name, module)
+    with torch.no_grad():
+        vae.decode(torch.randn(2, 32, 16))
+    # Where one is flat, gradients end: the decoder then learned to be silent, whatever it was told.
+    assert min(kept.values()) > 0.5
 
 
 def test_a_step_of_a_partition_and_of_its_adapter(tmp_path: Path, untrained: Path) -> None:
