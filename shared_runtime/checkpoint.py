@@ -1,6 +1,6 @@
 """Find the checkpoint that `--model` names and prove it complete for a service. Control side, without torch.
 
-A folder, `tiny`, or a hub id. Each service asks for its own components only; see `stored.py` for what they are.
+A folder, `tiny`, `demo`, or a hub id. Each service asks for its own components only; see `stored.py` for what they are.
 """
 
 import re
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared_runtime.demo import weights as demo
 from shared_runtime.hub import fetch, hub_patterns
 from shared_runtime.stored import (
     INDEX,
@@ -19,6 +20,7 @@ from shared_runtime.stored import (
     stored_tensors,
 )
 from shared_runtime.tiny import tiny_checkpoint
+from shared_schema.deploy.settings import BUILT_IN
 from shared_schema.errors import DeployError
 from shared_schema.tasks import CanvasLimits
 
@@ -36,7 +38,7 @@ class Checkpoint:
 
     path: Path
     name: str
-    """As the caller named it: a hub id, `tiny`, or a folder."""
+    """As the caller named it: a hub id, `tiny`, `demo`, or a folder."""
     revision: str
     """The hub's commit, `local`, or `dummy`: services with other weights than each other's do not work together."""
     limits: CanvasLimits
@@ -55,7 +57,7 @@ def resolve_checkpoint(
     """The checkpoint `model`, fetched or built where that is called for, and complete for `needs`.
 
     Args:
-        model: a folder, `tiny`, or a hub id.
+        model: a folder, `tiny`, `demo`, or a hub id.
         needs: what the service runs, a text encoder or a transformer among it.
         revision: commit, tag or branch of a hub id; the hub's default when not given.
         cache: folder for what is fetched or built; the user's own when not given.
@@ -64,9 +66,9 @@ def resolve_checkpoint(
     Raises:
         DeployError: no such model, a file is missing or broken, another layout, or the hub refuses; one line.
     """
-    if dummy and model != "tiny" and not Path(model).expanduser().is_dir():
+    if dummy and model not in BUILT_IN and not Path(model).expanduser().is_dir():
         raise DeployError(
-            f"--model {model}: load_format: dummy takes a folder with the configs of a checkpoint, or tiny"
+            f"--model {model}: load_format: dummy takes a folder with the configs of a checkpoint, tiny or demo"
         )
     path, commit = _locate(model, needs, revision, cache)
     _refuse_other_layout(path)
@@ -86,6 +88,10 @@ def _locate(model: str, needs: frozenset[Component], revision: str | None, cache
             return tiny_checkpoint(cache), "local"
         except OSError as error:
             raise DeployError(f"the tiny checkpoint cannot be written: {error}; use --model DIR") from error
+    if model == "demo":
+        if not demo.CHECKPOINT.is_dir():
+            raise DeployError(f"demo weights did not come with this installation: {demo.CHECKPOINT} is not there")
+        return demo.CHECKPOINT, "local"
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return folder.resolve(), "local"

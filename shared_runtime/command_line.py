@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from shared_runtime.gpus import Gpu, installed_gpus, visible_gpus
 from shared_schema.deploy.load import OwnDevices, load_deployment
 from shared_schema.deploy.model import Deployment, Stage
-from shared_schema.deploy.settings import LogFormat, LogLevel, ServerSettings
+from shared_schema.deploy.settings import BUILT_IN, LogFormat, LogLevel, ServerSettings
 from shared_schema.errors import DeployError
 
 Choice = TypeVar("Choice", bound=str)
@@ -56,7 +56,7 @@ def common_flags(port: str) -> tuple[Flag, ...]:
     """What both services know; `port` is the service's own default."""
     levels = "|".join(get_args(LogLevel))
     return (
-        Flag("model", "tiny, a folder in the released layout, or a hub id"),
+        Flag("model", "tiny, demo, a folder in the released layout, or a hub id"),
         Flag("deploy-config", "a deploy file, or the name of a preset"),
         Flag("stage-overrides", """JSON laid over the stages: '{"1":{"ulysses_degree":1}}'"""),
         Flag("devices", "replaces the own stage's devices: 0,1 or cpu,cpu"),
@@ -254,15 +254,15 @@ def server_settings(command: Command, deployment: Deployment) -> ServerSettings:
 
 
 def model_of(command: Command) -> str:
-    """`tiny`, a folder, or a hub id.
+    """`tiny`, `demo`, a folder, or a hub id.
 
     Raises:
         DeployError: it is missing, or none of these.
     """
     given = command.needed("model")
-    if given.text == "tiny" or Path(given.text).is_dir() or HUB_ID.fullmatch(given.text):
+    if given.text in BUILT_IN or Path(given.text).is_dir() or HUB_ID.fullmatch(given.text):
         return given.text
-    raise given.wrong("is tiny, a folder that exists, or a hub id such as MiniMaxAI/MiniMax-H3")
+    raise given.wrong("is tiny, demo, a folder that exists, or a hub id such as MiniMaxAI/MiniMax-H3")
 
 
 def _port(given: Given) -> int:

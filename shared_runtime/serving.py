@@ -21,6 +21,11 @@ from shared_schema.errors import DeployError
 
 logger = logging.getLogger(__name__)
 
+_BUILT_IN = {
+    "tiny": "tiny weights are random: clips are noise by design",
+    "demo": "demo weights know a little world of moving shapes and no other: README.md says what to ask for",
+}
+"""What whoever starts a model that is known by name should know."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OPEN_FILES = 65_536
 _KEEP_ALIVE_S = 75
@@ -55,10 +60,8 @@ def url_of(listener: socket.socket) -> str:
 
 def log_start(model: str, deployment: Deployment, own: Stage, gpus: tuple[Gpu, ...]) -> None:
     """Log once what runs where, and which GPUs are ours: `gpus` are those of the own stage's devices."""
-    if model == "tiny":
-        logger.warning(
-            "tiny weights are random: clips are noise by design; the real model: --model MiniMaxAI/MiniMax-H3"
-        )
+    if model in _BUILT_IN:
+        logger.warning("%s; the real model: --model MiniMaxAI/MiniMax-H3", _BUILT_IN[model])
     for line in start_lines(deployment):
         logger.info("%s", line)
     for cost in costs(deployment):

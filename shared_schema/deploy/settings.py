@@ -14,6 +14,8 @@ LogFormat = Literal["text", "json"]
 TaskType = Literal["auto", "combined", "t2va", "fl2va", "ref2va"]
 Partition = Literal["transformer", "transformer_ref"]
 
+BUILT_IN = ("tiny", "demo")
+"""Models that are known by name: random weights, and a trained checkpoint of a little world."""
 PARTITION_TASKS: dict[Partition, frozenset[Task]] = {
     "transformer": frozenset({Task.T2VA, Task.FL2VA}),
     "transformer_ref": frozenset({Task.REF2VA}),
@@ -26,7 +28,7 @@ class ServerSettings:
     """What both services are started with."""
 
     model: str
-    """`tiny`, a folder, or a hub id."""
+    """`tiny`, `demo`, a folder, or a hub id."""
     deployment: Deployment
     host: str
     port: int

@@ -144,11 +144,11 @@ def test_an_encoder_url_is_a_url(url: str) -> None:
         settings(*TINY, "--encoder-url", url)
 
 
-def test_a_model_is_tiny_a_folder_or_a_hub_id(tmp_path: Path) -> None:
-    for model in ("tiny", str(tmp_path), "MiniMaxAI/MiniMax-H3"):
+def test_a_model_is_tiny_demo_a_folder_or_a_hub_id(tmp_path: Path) -> None:
+    for model in ("tiny", "demo", str(tmp_path), "MiniMaxAI/MiniMax-H3"):
         assert settings("--model", model, "--deploy-config", "tiny").model == model
     for model in ("tinny", str(tmp_path / "none"), "./a/b", "a/b/c"):
-        with pytest.raises(DeployError, match="--model: is tiny, a folder that exists, or a hub id"):
+        with pytest.raises(DeployError, match="--model: is tiny, demo, a folder that exists, or a hub id"):
             settings("--model", model, "--deploy-config", "tiny")
 
 

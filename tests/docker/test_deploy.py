@@ -21,8 +21,8 @@ def test_a_deploy_file_fits_the_compose_files_volumes(file: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_name_says_what_a_deploy_file_is(file: Path) -> None:
     deployment = load_deployment(str(file))
-    tiny = file.stem.startswith("tiny")
-    assert deployment.encoder.on_cpu is deployment.diffusion.on_cpu is tiny
+    small = file.stem.startswith(("tiny", "demo"))
+    assert deployment.encoder.on_cpu is deployment.diffusion.on_cpu is small
     assert (deployment.nixl is not None) is file.stem.endswith("_nixl")
     assert (deployment.diffusion.defaults.num_inference_steps == 5) is ("_turbo" in file.stem)
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import pytest
 
+from shared_runtime import checkpoint
 from shared_runtime.checkpoint import Component, hub_patterns, resolve_checkpoint
 from shared_runtime.stored import missing_files, needs_tensor, read_header, stored_tensors
 from shared_runtime.tiny import build_tiny
@@ -275,6 +276,17 @@ def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DeployError, match="the tiny checkpoint cannot be written"):
         resolve_checkpoint("tiny", DIFFUSION, cache=tmp_path / "file")
+
+
+def test_demo_is_what_came_with_the_package(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint.demo, "CHECKPOINT", tiny)
+    found = resolve_checkpoint("demo", DIFFUSION)
+    assert (found.path, found.name) == (tiny, "demo")
+    monkeypatch.setattr(checkpoint.demo, "CHECKPOINT", tmp_path / "gone")
+    with pytest.raises(DeployError, match=r"did not come with this installation: .*gone is not there"):
+        resolve_checkpoint("demo", DIFFUSION)
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "MiniMax-H3", "a/b/c", ""])

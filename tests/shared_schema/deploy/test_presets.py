@@ -17,6 +17,7 @@ TP2_TO_TP4 = '{"1":{"tensor_parallel_size":4,"ulysses_degree":1}}'
 GROUPS = {
     # name: encoder devices, TP | diffusion devices, TP, Ulysses, VAE patch | steps, shifts | connector, text-only
     "tiny": ("cpu", 1, "cpu", 1, 1, 1, 50, None, None, "SharedMemoryConnector", False),
+    "demo": ("cpu", 1, "cpu", 1, 1, 1, 9, None, None, "SharedMemoryConnector", False),
     "tiny_parallel": ("cpu,cpu", 2, "cpu,cpu", 1, 2, 2, 50, None, None, "SharedMemoryConnector", False),
     BASE: ("0,1", 2, "2,3,4,5", 1, 4, 4, 50, None, None, "SharedMemoryConnector", False),
     f"{BASE}_nixl": ("0,1", 2, "2,3,4,5", 1, 4, 4, 50, None, None, "NixlConnector", False),
@@ -48,7 +49,7 @@ def differences(left: object, right: object, path: str = "") -> set[str]:
     return set() if left == right else {path}
 
 
-def test_the_presets_are_the_seven_of_the_contract() -> None:
+def test_the_presets_are_the_seven_of_the_contract_and_the_demo() -> None:
     assert preset_names() == sorted(GROUPS)
 
 
@@ -93,9 +94,14 @@ def test_the_turbo_preset_differs_from_its_base_in_sampling_only() -> None:
     }
 
 
-def test_only_the_tiny_presets_have_a_small_slab() -> None:
+def test_the_demo_preset_differs_from_the_tiny_one_in_its_sigma_points_only() -> None:
+    changed = ".stages[1].default_sampling_params.num_inference_steps"
+    assert differences(resolved("tiny"), resolved("demo")) == {changed}
+
+
+def test_only_presets_of_small_checkpoints_have_a_small_slab() -> None:
     for name in GROUPS:
-        expected = 64 * 2**20 if name.startswith("tiny") else None
+        expected = 64 * 2**20 if name.startswith(("tiny", "demo")) else None
         assert load_deployment(name).service.slab_bytes == expected
 
 
