@@ -1,4 +1,4 @@
-"""`make demo`: starts both services on random tiny weights, makes one clip of each task, checks and lists them."""
+"""`make demo`: starts both services on a small checkpoint, makes a clip of each task, checks, lists and shows them."""
 
 import argparse
 import json
@@ -13,27 +13,46 @@ from diffusion_service.mux import ClipFacts, check_clip
 from shared_schema.errors import JobFailed
 from shared_schema.tasks import AUDIO_CHANNELS, FPS, SAMPLE_RATE
 from shared_schema.videos import Video
+from video_client import contact_sheet
 from video_client.client import ClientError, VideoClient, VideoRequest
 from video_client.pair import Pair, PairSettings, ServiceEnded, free_ports
 from video_client.progress import ProgressBar
 from video_client.samples import Samples, make_samples
+from video_client.scenes import world_requests
 
 AAC_FRAME_SECONDS = 1024 / SAMPLE_RATE
 READY_SECONDS = 240.0
 CLIP_SECONDS = 240.0
 PART_OF_ENCODE = "encode_"
 """Stages inside the stage `encode`: in the report, not in the table."""
+SHEET = "contact_sheet.jpg"
 
-BEFORE = """\
+BEFORE = {
+    "demo": """\
+Both services start on the demo checkpoint, which was trained on a little world of shapes that move and sound: one
+clip from words, one between two frames, one with the thing of a picture and the motion of a video. It takes a minute.
+""",
+    "tiny": """\
 Both services start on a checkpoint of random tiny weights, so the clips are colourful noise by design: what you
 see is that every step works, from your files to MP4s with sound. It takes a minute or two.
-"""
-AFTER = """\
+""",
+}
+AFTER = {
+    "demo": """\
+To ask it yourself, or to serve the real model:
+    make serve MODEL=demo
+    make serve MODEL=MiniMaxAI/MiniMax-H3   (README.md, "The real model": which GPUs, which settings)
+and then, in another terminal:
+    .venv/bin/python -m video_client create "A blue disc sinks slowly on a white background, with a low tone." \\
+        --seconds 4 --wait --output clip.mp4
+""",
+    "tiny": """\
 Random tiny weights make noise; that is all they can do. To serve the real model:
     make serve MODEL=MiniMaxAI/MiniMax-H3   (README.md, "The real model": which GPUs, which settings)
 and then, in another terminal:
     .venv/bin/python -m video_client create "a red ball rolls over grass" --wait --output clip.mp4
-"""
+""",
+}
 
 
 class DemoFailed(Exception):
@@ -146,6 +165,7 @@ def run(folder: Path, model: str, deploy_config: str) -> None:
     """
     begin = time.monotonic()
     samples = make_samples(folder / "inputs")
+    asked = world_requests(folder / "inputs") if model == "demo" else requests(samples)
     encoder_port, diffusion_port = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="minimax-h3-demo-") as state:
         settings = PairSettings(
@@ -153,7 +173,7 @@ def run(folder: Path, model: str, deploy_config: str) -> None:
         )
         with Pair(settings) as pair:
             try:
-                clips, ready_s = _clips(pair, samples, folder)
+                clips, ready_s = _clips(pair, asked, folder)
             except (DemoFailed, ClientError, ServiceEnded):
                 print(pair.tails(), file=sys.stderr)
                 raise
@@ -161,10 +181,13 @@ def run(folder: Path, model: str, deploy_config: str) -> None:
     report = {"model": model, "deploy_config": deploy_config, "start_s": round(ready_s, 2), "total_s": round(total, 2)}
     content = {**report, "clips": {task: clip.record() for task, clip in clips.items()}}
     (folder / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    print(f"\n{table(clips)}\n\nBoth services are stopped. {total:.0f} s in all; details in {folder / 'report.json'}\n")
+    rows = [contact_sheet.Row(task, each.prompt, each.references, clips[task].path) for task, each in asked.items()]
+    contact_sheet.draw(rows, folder / SHEET)
+    print(f"\n{table(clips)}\n\nAll of them at a glance: {folder / SHEET}; details in {folder / 'report.json'}")
+    print(f"Both services are stopped. {total:.0f} s in all.\n")
 
 
-def _clips(pair: Pair, samples: Samples, folder: Path) -> tuple[dict[str, Clip], float]:
+def _clips(pair: Pair, asked: dict[str, VideoRequest], folder: Path) -> tuple[dict[str, Clip], float]:
     begin = time.monotonic()
     settings = pair.settings
     print(f"starting the encoder on {settings.encoder_url} and diffusion on {settings.diffusion_url} ...", flush=True)
@@ -172,10 +195,7 @@ def _clips(pair: Pair, samples: Samples, folder: Path) -> tuple[dict[str, Clip],
     ready_s = time.monotonic() - begin
     print(f"both are ready after {ready_s:.1f} s", flush=True)
     with VideoClient(settings.diffusion_url) as client:
-        clips = {
-            task: make_clip(client, task, request, folder / f"{task}.mp4")
-            for task, request in requests(samples).items()
-        }
+        clips = {task: make_clip(client, task, request, folder / f"{task}.mp4") for task, request in asked.items()}
     return clips, ready_s
 
 
@@ -186,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--deploy-config", default="tiny")
     options = parser.parse_args(arguments)
-    print(BEFORE)
+    print(BEFORE.get(options.model, ""))
     try:
         run(options.folder, options.model, options.deploy_config)
     except (DemoFailed, ClientError, ServiceEnded, JobFailed) as error:
@@ -194,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print(AFTER)
+    print(AFTER.get(options.model, ""))
     return 0
 
 

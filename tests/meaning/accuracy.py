@@ -13,8 +13,9 @@ import numpy as np
 
 from shared_runtime.demo.scene import Scene, draw
 from shared_runtime.demo.world import frames, sound
-from tests.meaning.clips import spoiled, write_clip
+from tests.meaning.clips import spoiled
 from tests.meaning.judge import judge
+from video_client.scenes import write_clip
 
 CANVASES = ((64, 96), (96, 64), (64, 64))
 LENGTHS = (107, 124, 209)

@@ -1,25 +1,18 @@
 """What is asked of the demo checkpoint and what must come of it: the same list for a seed, everywhere and for ever."""
 
-import wave
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
-from PIL import Image
 
 from shared_runtime.demo import prompts
 from shared_runtime.demo.scene import COLOURS, Motion, Scene, Shape, Speed, draw
-from shared_runtime.demo.world import frames, sound
-from shared_schema.tasks import SAMPLE_RATE
-from tests.meaning.clips import write_scene
+from video_client.scenes import write_picture, write_scene, write_tone
 
 T = TypeVar("T")
 Task = Literal["t2va", "fl2va", "ref2va"]
-FRAMES, HEIGHT, WIDTH = 107, 64, 96
-AUDIO_S = 2.5
-"""Of an audio that is a reference."""
 TEXT_ASPECTS = ("colour", "shape", "background", "motion", "speed", "pitch", "clicks", "pan")
 
 
@@ -57,19 +50,9 @@ def write_medium(stem: Path, medium: Medium) -> Path:
         case "video":
             return write_scene(stem.with_suffix(".mp4"), medium.scene)
         case "audio":
-            file = stem.with_suffix(".wav")
-            samples = sound(medium.scene, FRAMES, HEIGHT, WIDTH)[:, : int(AUDIO_S * SAMPLE_RATE)]
-            with wave.open(str(file), "wb") as target:
-                target.setnchannels(2)
-                target.setsampwidth(2)
-                target.setframerate(SAMPLE_RATE)
-                target.writeframes(np.rint(samples.T * 32767).astype("<i2").tobytes())
-            return file
+            return write_tone(stem.with_suffix(".wav"), medium.scene)
         case _:
-            file = stem.with_suffix(".png")
-            shown = frames(medium.scene, FRAMES, HEIGHT, WIDTH)
-            Image.fromarray(shown[-1 if medium.kind == "last" else 0]).save(file)
-            return file
+            return write_picture(stem.with_suffix(".png"), medium.scene, last=medium.kind == "last")
 
 
 def all_cases(clips: int, seed: int) -> list[Case]:

@@ -10,8 +10,8 @@ from shared_runtime.demo.scene import HERTZ, Motion, Pitch, Scene, Shape, Speed
 from shared_runtime.demo.world import frames, sound
 from shared_schema.tasks import FPS, SAMPLE_RATE
 from tests.meaning.accuracy import rate
-from tests.meaning.clips import write_clip, write_scene
 from tests.meaning.judge import judge, judge_decoded
+from video_client.scenes import write_clip, write_scene
 
 SIZE = (107, 64, 96)
 MOVING = Scene(Shape.DISC, "red", "black", Motion.RIGHT, Speed.SLOW, Pitch.LOW, 0.4, 0.2)
