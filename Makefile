@@ -16,7 +16,7 @@ DISK_GB ?= 12
 MEMORY_GB ?= 4
 
 MODEL ?= tiny
-DEPLOY ?= $(if $(filter tiny,$(MODEL)),tiny,minimax_h3_disaggregated)
+DEPLOY ?= $(if $(filter tiny demo,$(MODEL)),$(MODEL),minimax_h3_disaggregated)
 OVERRIDES ?=
 LORA ?=
 TASK ?=
@@ -31,23 +31,28 @@ WORKERS ?= 2
 # Two OpenMP threads on few cores are erratic, and sums change with their number: one makes results equal between processes.
 export OMP_NUM_THREADS ?= 1
 
+# Of `make meaning`: what is judged, and the Turbo adapters beside it. Each pair keeps about one core busy.
+MEANT = $(if $(filter file,$(origin MODEL)),demo,$(MODEL))
+TURBO = $(wildcard $(if $(filter demo,$(MEANT)),shared_runtime/demo,$(MEANT)/..)/turbo/*.safetensors)
+CLIPS ?= 200
+PAIRS ?= 2
+
 # Of `make crash` and `make fuzz`; without a seed they draw one and say it.
 MINUTES ?= 10
 SEED ?=
-CLIPS ?= 200
 DATABASE ?=
 FUZZ_SECONDS ?= 600
 
 .PHONY: help requirements setup demo serve test faults crash fuzz meaning check
 help:
 	@echo "make setup   make $(VENV) from constraints.txt"
-	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/"
+	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/, and a picture of them"
 	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK= PORT= ENCODER_PORT=)"
 	@echo "make test    run the tests but the slow ones, which .ci/run adds (TESTS=tests/shared_schema for a part)"
 	@echo "make faults  kill and stop every process of a pair in every phase (.ci/run faults: a part of it)"
 	@echo "make crash   200 jobs while processes are killed at random for MINUTES=10 (SEED= DATABASE=postgres)"
 	@echo "make fuzz    random requests to both services for FUZZ_SECONDS=600 each (SEED=)"
-	@echo "make meaning judge CLIPS=200 clips of a trained demo checkpoint, MODEL=DIR (LORA= a Turbo adapter of it)"
+	@echo "make meaning judge hundreds of clips of the demo checkpoint, without and with its Turbo adapters; goes on where it stopped (MODEL=DIR CLIPS=200 PAIRS=2)"
 	@echo "make check   lint, formatting, types, import contracts, architecture"
 
 requirements:
@@ -113,8 +118,15 @@ fuzz:
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(if $(SEED),--seed $(SEED))
 
 meaning:
-	@[ "$(MODEL)" != tiny ] || { echo "meaning: the tiny checkpoint makes noise: MODEL=DIR, trained as training/README.md says" >&2; exit 2; }
-	$(BIN)/python -m tests.meaning.run --model "$(MODEL)" --clips $(CLIPS) $(if $(LORA),--lora "$(LORA)" --out meaning-turbo --without meaning/results.jsonl)
+	@[ "$(MEANT)" != tiny ] || { echo "meaning: the tiny checkpoint makes noise" >&2; exit 2; }
+	@failed=0; \
+	judge() { $(BIN)/python -m tests.meaning.run --model "$(MEANT)" --clips $(CLIPS) --pairs $(PAIRS) "$$@" || { [ $$? -eq 1 ] && failed=1; }; }; \
+	judge --out meaning; \
+	for adapter in $(TURBO); do \
+		printf '\n%s\n' "$$adapter"; \
+		judge --out "meaning/$$(basename "$$adapter" .safetensors)" --lora "$$adapter" --without meaning/results.jsonl; \
+	done; \
+	exit $$failed
 
 check:
 	$(BIN)/ruff check .

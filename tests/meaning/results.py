@@ -17,6 +17,9 @@ TURBO_LOSS = 0.05
 """By how much a Turbo run may be below the run without it."""
 
 
+COLUMNS = ("task", "clips", "aspect", "right", "of", "%", "needed")
+
+
 @dataclass(frozen=True)
 class Result:
     """One judged clip."""
@@ -43,6 +46,7 @@ class Results:
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(made_by) + "\n", encoding="utf-8")
+        self._mend()
         first, *lines = file.read_text(encoding="utf-8").splitlines()
         if json.loads(first) != made_by:
             raise ValueError(f"{file} was made by {first}, not by {json.dumps(made_by)}: choose another --out")
@@ -56,6 +60,12 @@ class Results:
             OSError: there are none.
         """
         return cls(file, json.loads(file.read_text(encoding="utf-8").partition("\n")[0]))
+
+    def _mend(self) -> None:
+        """Drop a last line that a killed run has not written to its end."""
+        whole, _, torn = self._file.read_bytes().rpartition(b"\n")
+        if torn:
+            self._file.write_bytes(whole + b"\n")
 
     def names(self) -> set[str]:
         """Of the clips that were judged."""
@@ -77,13 +87,17 @@ class Results:
                     counts[result.task, group, aspect][1] += 1
         return {key: (right, of) for key, (right, of) in counts.items()}
 
-    def table(self) -> str:
-        """Markdown: what was right, and what is needed."""
-        lines = ["| task | clips | aspect | right | of | % | needed |", "|---|---|---|---:|---:|---:|---:|"]
-        for (task, group, aspect), (right, of) in sorted(self.shares().items()):
-            needed = NEEDED[task].get(aspect)
-            wanted = "" if needed is None else f"{100 * needed:.0f}"
-            lines.append(f"| {task} | {group} | {aspect} | {right} | {of} | {100 * right / of:.1f} | {wanted} |")
+    def table(self, without: "Results | None" = None) -> str:
+        """Markdown: what was right, what is needed of a run, and what the run `without` Turbo had where this has it."""
+        theirs = {} if without is None else without.shares()
+        head = [*COLUMNS, *(["% without"] if without is not None else [])]
+        lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---'] * 3 + ['---:'] * (len(head) - 3))}|"]
+        for key, (right, of) in sorted(self.shares().items(), key=lambda share: _place(share[0])):
+            needed = NEEDED[key[0]].get(key[2])
+            cells = [*key, str(right), str(of), _percent(right, of), "" if needed is None else f"{100 * needed:.0f}"]
+            if without is not None:
+                cells.append(_percent(*theirs[key]) if key in theirs else "")
+            lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
 
     def missed(self, tasks: Collection[str]) -> list[str]:
@@ -114,3 +128,13 @@ class Results:
                 if there < right / of - TURBO_LOSS:
                     found.append(f"{key[0]}: {key[2]} {100 * there:.1f} % with Turbo, {100 * right / of:.1f} % without")
         return found
+
+
+def _percent(right: int, of: int) -> str:
+    return f"{100 * right / of:.1f}"
+
+
+def _place(key: tuple[str, str, str]) -> tuple[str, bool, str, bool, str]:
+    """By task; the whole of it before its groups, and what is needed before what is only told."""
+    task, group, aspect = key
+    return task, group != "all", group, aspect not in NEEDED[task], aspect

@@ -1,30 +1,35 @@
-"""Makes clips through `/v1/videos` on the demo checkpoint, judges each, and prints the table: `make meaning MODEL=DIR`.
+"""Makes clips through `/v1/videos` on the demo checkpoint, judges each, and prints the table: `make meaning`.
 
-What is judged already is not made again, so that a run that was stopped goes on. `--break` spoils requests or clips on
-purpose, to see the judge say no.
+What is judged already is not made again, so that a run that was stopped goes on, and one of a few clips grows into one
+of all. `--break` spoils requests or clips on purpose, to see the judge say no.
 """
 
 import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, Protocol
+from threading import Lock
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shared_runtime.demo import weights
 from shared_runtime.demo.scene import Motion
 from shared_runtime.demo.world import frames
 from shared_schema.tasks import FPS, SAMPLE_RATE
-from tests.meaning.cases import FRAMES, HEIGHT, WIDTH, Case, all_cases
+from tests.meaning.cases import Case, Task, all_cases
 from tests.meaning.judge import decode, judge_decoded
 from tests.meaning.results import Result, Results
 from video_client.client import ClientError, VideoClient, VideoRequest
 from video_client.pair import Pair, PairSettings, free_ports
+from video_client.scenes import FRAMES, HEIGHT, WIDTH
 
 Breakage = Literal["order", "drop", "text", "sound"]
 NEAR = 25.0
@@ -110,42 +115,91 @@ def late(waveform: NDArray[np.float32]) -> NDArray[np.float32]:
     return moved
 
 
-def run(cases: list[Case], maker: Maker, results: Results, folder: Path, breakage: Breakage | None = None) -> None:
-    """Make and judge what is not in `results` yet; clips stay in `folder`."""
+def run(
+    cases: Collection[Case], makers: Sequence[Maker], results: Results, folder: Path, breakage: Breakage | None = None
+) -> None:
+    """Make and judge what is not in `results` yet, with all makers at once; clips stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     done = results.names()
-    for case in [case for case in cases if case.name not in done]:
-        begun, clip = time.monotonic(), folder / f"{case.name}.mp4"
-        maker.make(case, clip)
-        seconds = time.monotonic() - begun
-        pictures, waveform = decode(clip)
-        result = judged(case, pictures, late(waveform) if breakage == "sound" else waveform, seconds)
-        results.add(result)
-        wrong = [aspect for aspect, right in result.right.items() if not right]
-        print(f"{case.name}: {seconds:.1f} s, {'wrong: ' + ', '.join(wrong) if wrong else 'right'}", flush=True)
+    left, one_at_a_time = deque(case for case in cases if case.name not in done), Lock()
+
+    def work(maker: Maker) -> None:
+        while True:
+            try:
+                case = left.popleft()
+            except IndexError:
+                return
+            result = make_and_judge(case, maker, folder / f"{case.name}.mp4", breakage)
+            with one_at_a_time:
+                results.add(result)
+                print(_told(result), flush=True)
+
+    with ThreadPoolExecutor(len(makers)) as pool:
+        working = [pool.submit(work, maker) for maker in makers]
+        try:
+            wait(working, return_when=FIRST_EXCEPTION)
+        finally:
+            # Whether a maker failed or Ctrl-C was pressed: what the others are at is their last.
+            left.clear()
+    for each in working:
+        each.result()
+
+
+def make_and_judge(case: Case, maker: Maker, clip: Path, breakage: Breakage | None) -> Result:
+    """One clip, from its request to what is right about it."""
+    begun = time.monotonic()
+    maker.make(case, clip)
+    seconds = time.monotonic() - begun
+    pictures, waveform = decode(clip)
+    return judged(case, pictures, late(waveform) if breakage == "sound" else waveform, seconds)
+
+
+def _told(result: Result) -> str:
+    wrong = [aspect for aspect, right in result.right.items() if not right]
+    return f"{result.name}: {result.seconds:.1f} s, {'wrong: ' + ', '.join(wrong) if wrong else 'right'}"
 
 
 @contextmanager
-def _serving(options: argparse.Namespace) -> Iterator[VideoClient]:
-    """A client of the service that is named, or of a pair of its own."""
-    if options.url:
-        with VideoClient(options.url) as client:
-            yield client
-        return
-    encoder_port, port = free_ports(2)
-    with tempfile.TemporaryDirectory(prefix="minimax-h3-meaning-") as state:
-        settings = PairSettings(
-            options.model, "tiny", encoder_port, port, Path(state), lora=options.lora, log_dir=options.out / "logs"
-        )
-        with Pair(settings) as pair:
-            pair.wait_ready(READY_S)
-            with VideoClient(settings.diffusion_url) as client:
-                yield client
+def _serving(options: argparse.Namespace) -> Iterator[list[VideoClient]]:
+    """Clients of the service that is named, or of as many pairs of their own as are asked for."""
+    with ExitStack() as opened:
+        urls = [options.url] if options.url else _pairs(opened, options)
+        yield [opened.enter_context(VideoClient(url)) for url in urls]
+
+
+def _pairs(opened: ExitStack, options: argparse.Namespace) -> list[str]:
+    """Start pairs, which end with `opened`; the URLs of their public APIs once all are ready."""
+    pairs = []
+    for number in range(options.pairs):
+        encoder_port, port = free_ports(2)
+        state = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="minimax-h3-meaning-")))
+        logs = options.out / "logs" / str(number)
+        settings = PairSettings(options.model, "demo", encoder_port, port, state, lora=options.lora, log_dir=logs)
+        pairs.append(opened.enter_context(Pair(settings)))
+    for pair in pairs:
+        pair.wait_ready(READY_S)
+    return [pair.settings.diffusion_url for pair in pairs]
+
+
+def chosen(cases: Sequence[Case], tasks: Collection[str], lora: str | None, of_group: int | None) -> list[Case]:
+    """Those of `tasks` that the adapter `lora` can make, at most so many of each group."""
+    wanted = set(tasks)
+    if lora is not None:
+        # An adapter is for one partition, and the other one's tasks are refused beside it.
+        wanted &= {"t2va", "fl2va"} if "_fl2v_" in Path(lora).name else {"ref2va"}
+    seen: Counter[str] = Counter()
+    found = []
+    for case in cases:
+        seen[case.group] += 1
+        if case.task in wanted and (of_group is None or seen[case.group] <= of_group):
+            found.append(case)
+    return found
 
 
 def _made_by(options: argparse.Namespace) -> dict[str, str]:
+    folder = weights.CHECKPOINT if options.model == "demo" else options.model
     return {
-        "weights": _digest(Path(options.model)) if options.model else options.url,
+        "weights": _digest(Path(folder)) if folder else options.url,
         "adapter": _digest(Path(options.lora)) if options.lora else "none",
         "sigma_points": "the adapter's" if options.lora else str(options.sigma_points),
         "seed": str(options.seed),
@@ -159,37 +213,43 @@ def _digest(path: Path) -> str:
     return sha256(b"".join(sha256(each.read_bytes()).digest() for each in files)).hexdigest()
 
 
-def main() -> int:
-    """0 when everything holds."""
+def read_options() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="tests.meaning.run", description="Judge clips of the demo checkpoint.")
-    parser.add_argument("--model", help="the checkpoint's folder; a pair is started on it")
+    parser.add_argument("--model", help="demo, or a checkpoint's folder; pairs are started on it")
     parser.add_argument("--url", help="a diffusion service that serves it already, in place of --model")
+    parser.add_argument("--pairs", type=int, default=1, help="how many to start; each keeps about one core busy")
     parser.add_argument("--lora", help="a Turbo adapter; its own schedule is used")
     parser.add_argument("--without", type=Path, help="results.jsonl of the run without the adapter, to compare with")
-    parser.add_argument("--clips", type=int, default=200)
+    parser.add_argument("--clips", type=int, default=200, help="prompts, and a quarter as many of each other kind")
+    parser.add_argument("--tasks", nargs="+", choices=get_args(Task), default=get_args(Task))
+    parser.add_argument("--of-group", type=int, help="the first so many of each kind alone")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--sigma-points", type=int, default=9)
-    parser.add_argument("--break", dest="breakage", choices=("order", "drop", "text", "sound"))
+    parser.add_argument("--break", dest="breakage", choices=get_args(Breakage))
     parser.add_argument("--out", type=Path, default=Path("meaning"))
     options = parser.parse_args()
     if bool(options.model) == bool(options.url):
         parser.error("give --model or --url")
+    return options
+
+
+def main() -> int:
+    """0 when everything holds."""
+    options = read_options()
     try:
         results = Results(options.out / "results.jsonl", _made_by(options))
         without = None if options.without is None else Results.kept(options.without)
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        print(f"meaning: {error}", file=sys.stderr)
+        return 2
     points = None if options.lora else options.sigma_points
-    cases = all_cases(options.clips, options.seed)
-    if options.lora:
-        # An adapter is for one partition, and the other one's tasks are refused beside it.
-        partition = {"t2va", "fl2va"} if "_fl2v_" in Path(options.lora).name else {"ref2va"}
-        cases = [case for case in cases if case.task in partition]
-    with _serving(options) as client:
-        maker = ServedMaker(client, options.out / "inputs", points, options.breakage)
-        run(cases, maker, results, options.out / "clips", options.breakage)
+    cases = chosen(all_cases(options.clips, options.seed), options.tasks, options.lora, options.of_group)
+    with _serving(options) as clients:
+        makers = [ServedMaker(each, options.out / "inputs", points, options.breakage) for each in clients]
+        run(cases, makers, results, options.out / "clips", options.breakage)
     missed = results.missed({case.task for case in cases}) if without is None else without.lost_to(results)
-    print(f"\n{results.table()}\n")
+    print(f"\n{results.table(without)}\n")
     print("\n".join(missed) if missed else "everything holds")
     return 1 if missed else 0
 

@@ -9,11 +9,11 @@ import pytest
 from shared_runtime.demo.prompts import trained_on
 from shared_runtime.demo.scene import Motion, Scene
 from tests.meaning.cases import Case, all_cases
-from tests.meaning.clips import write_scene
 from tests.meaning.judge import decode
 from tests.meaning.results import NEEDED, Result, Results
-from tests.meaning.run import ServedMaker, judged, late, psnr, run
+from tests.meaning.run import ServedMaker, chosen, judged, late, psnr, run
 from video_client.client import ClientError, VideoClient
+from video_client.scenes import write_scene
 
 CASES = all_cases(4, 20)
 MADE_BY = {"weights": "these"}
@@ -49,13 +49,57 @@ def test_right_clips_hold_everything_and_a_stopped_run_goes_on(tmp_path: Path) -
     file = tmp_path / "results.jsonl"
     stopped = Knowing(fail_at=CASES[5].name)
     with pytest.raises(ClientError):
-        run(CASES, stopped, Results(file, MADE_BY), tmp_path / "clips")
-    going_on = Knowing()
-    run(CASES, going_on, Results(file, MADE_BY), tmp_path / "clips")
-    assert stopped.made + going_on.made == [case.name for case in CASES]
+        run(CASES, [stopped], Results(file, MADE_BY), tmp_path / "clips")
+    going_on, also = Knowing(), Knowing()
+    run(CASES, [going_on, also], Results(file, MADE_BY), tmp_path / "clips")
+    assert stopped.made == [case.name for case in CASES[:5]]
+    assert sorted(going_on.made + also.made) == sorted(case.name for case in CASES[5:])
+    assert going_on.made
+    assert also.made
     results = Results(file, MADE_BY)
     assert not results.missed(NEEDED), results.table()
     assert "| t2va | all | colour | 4 | 4 | 100.0 | 95 |" in results.table()
+
+
+def test_a_torn_last_line_is_made_again(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    for name in ("one", "two"):
+        Results(file, MADE_BY).add(Result(name, "g", "t2va", {"colour": True}, 1.0))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-9])
+    assert Results(file, MADE_BY).names() == {"one"}
+    Results(file, MADE_BY).add(Result("two", "g", "t2va", {"colour": True}, 1.0))
+    assert file.read_bytes() == whole
+
+
+def test_when_one_of_two_makers_fails_the_other_begins_nothing_more(tmp_path: Path) -> None:
+    cases = CASES[:8]
+    failing, other = (Knowing(fail_at=cases[1].name) for _ in range(2))
+    with pytest.raises(ClientError, match="away"):
+        run(cases, [failing, other], Results(tmp_path / "results.jsonl", MADE_BY), tmp_path / "clips")
+    assert len(failing.made + other.made) < 4
+
+
+def test_a_part_of_a_run_is_its_first_cases_and_those_of_an_adapter_its_tasks() -> None:
+    cases = all_cases(200, 20)
+    part = chosen(cases, ["t2va", "ref2va"], None, 3)
+    assert set(Counter(case.group for case in part).values()) == {3}
+    assert {case.task for case in part} == {"t2va", "ref2va"}
+    assert [case.name for case in part[:3]] == ["text_000", "text_001", "text_002"]
+    assert chosen(cases, list(NEEDED), None, None) == cases
+    for name, tasks in (("minimax_h3_fl2v_turbo", {"t2va", "fl2va"}), ("minimax_h3_ref2v_turbo", {"ref2va"})):
+        assert {case.task for case in chosen(cases, list(NEEDED), f"turbo/{name}", None)} == tasks
+
+
+def test_a_turbo_runs_table_has_what_the_run_without_it_had(tmp_path: Path) -> None:
+    without, turbo = (Results(tmp_path / name, MADE_BY) for name in ("without", "turbo"))
+    for name, right in (("one", True), ("two", False)):
+        without.add(Result(name, "g", "t2va", {"colour": True}, 1.0))
+        turbo.add(Result(name, "g", "t2va", {"colour": right, "pan": right}, 1.0))
+    head, _, colour, pan, *_ = turbo.table(without).splitlines()
+    assert head.endswith("| needed | % without |")
+    assert colour == "| t2va | all | colour | 1 | 2 | 50.0 | 95 | 100.0 |"
+    assert pan == "| t2va | all | pan | 1 | 2 | 50.0 |  |  |"
 
 
 def test_results_below_what_is_needed_are_named(tmp_path: Path) -> None:
