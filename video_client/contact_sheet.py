@@ -19,9 +19,9 @@ FRAMES = 6
 HIGH, GAP, LINE = 112, 6, 30
 """Pixels of a frame, between two things, and of a line of text."""
 WAVE = 28
+"""Height of one channel."""
 TITLE = 80
 """Width of a clip's name."""
-"""Height of one channel."""
 LONGEST = 1000
 """Frames of a clip, and seconds of a sound, that are looked at."""
 PAPER, INK, FAINT, LOUD = (232, 234, 238), (30, 30, 30), (100, 100, 105), (40, 110, 170)

@@ -249,7 +249,7 @@ def test_a_file_without_one_of_the_stages_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_neither_file_nor_preset_lists_the_presets(tmp_path: Path) -> None:
-    assert "the presets are minimax_h3_disaggregated, " in refusal(str(tmp_path / "none.yaml"))
+    assert "the presets are demo, minimax_h3_disaggregated, " in refusal(str(tmp_path / "none.yaml"))
     assert "tiny_parallel" in refusal("tinny")
 
 
