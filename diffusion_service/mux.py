@@ -260,6 +260,10 @@ def _open(path: Path, height: int, width: int, x264: X264) -> tuple[Any, Any, An
 
 def _add_video(container: Any, height: int, width: int, x264: X264) -> Any:
     options = {"preset": x264.preset, "crf": str(x264.crf), "profile": "high"}
+    if x264.lookahead is not None:
+        options["rc-lookahead"] = str(x264.lookahead)
+    if x264.sliced_threads:
+        options["x264-params"] = "sliced-threads=1"
     stream = container.add_stream("libx264", rate=FPS, options=options)
     stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
     stream.time_base = Fraction(1, FPS)

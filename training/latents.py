@@ -7,7 +7,7 @@ its spread, whatever that is, and so is what the decoders learn from.
 
 import torch
 
-OFF = 0.1
+OFF = 0.15
 """Of the latents' spread, what a decoder has to bear."""
 SMALL = 1e-4
 """Weight of what keeps latents from growing; their spread is made one afterwards."""

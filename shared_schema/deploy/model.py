@@ -261,6 +261,11 @@ class X264(Settings):
     """Quality: lower is better and larger."""
     threads: int = Field(default=8, ge=1, le=64)
     """Other numbers make other bytes of the same frames."""
+    lookahead: int | None = Field(default=None, ge=0, le=60)
+    """Frames that x264 looks at before it encodes one, and has still to do when the last one comes. None: the
+    preset's."""
+    sliced_threads: bool = False
+    """Threads share each frame, in place of having one each that waits for the one before it."""
 
 
 class DiffusionStage(Stage):

@@ -141,6 +141,14 @@ def test_the_deploy_file_says_how_x264_works(path: Path) -> None:
     told = path.read_bytes()
     assert b"subme=0" in told
     assert b"crf=30.0" in told
+    write(path, 22, x264=X264(lookahead=4))
+    assert b"rc_lookahead=4 " in path.read_bytes()
+    # x264 takes one thread for so small a picture.
+    with ClipWriter(path, 256, 256, 1, X264(threads=2, sliced_threads=True)) as writer:
+        writer.write_frames(np.zeros((1, 256, 256, 3), np.uint8))
+        writer.write_sound(tone(latent_samples(1)))
+        writer.finish()
+    assert b"sliced_threads=1" in path.read_bytes()
     write(path, 22)
     assert b"crf=17.0" in path.read_bytes()
     assert b"subme=0" not in path.read_bytes()
