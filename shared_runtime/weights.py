@@ -6,7 +6,8 @@ With `dummy` no file of weights is opened: values are made up, in the dtypes of 
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -39,6 +40,8 @@ from shared_schema.errors import DeployError
 Device = torch.device | str
 M = TypeVar("M", bound=nn.Module)
 
+READERS = 4
+"""Files that are read at a time, where there are several."""
 _NAMED = 5
 """Tensors that an error names before it only counts."""
 CACHE_LINE = 64
@@ -53,7 +56,8 @@ class TensorReader(Protocol):
 
 
 Place = Callable[[str, torch.Tensor], torch.Tensor]
-"""Called with the name and the value of every tensor as it is read; what it returns is kept, where it lies."""
+"""Called with the name and the value of every tensor as it is read, on several threads; what it returns is kept, where
+it lies."""
 
 
 class Deltas(Protocol):
@@ -71,11 +75,24 @@ def tensor_readers(
     Raises:
         DeployError: a file is missing, broken, or does not hold what its index says.
     """
+    for file, held in _by_file(path, component).items():
+        yield from _in_file(file, held, device)
+
+
+def _by_file(path: Path, component: Component) -> dict[Path, dict[str, StoredTensor]]:
     stored = stored_tensors(path, component)
-    for file in sorted({tensor.file for tensor in stored.values()}):
-        with safe_open(file, framework="pt", device=str(device)) as opened:
-            for name in (name for name, tensor in stored.items() if tensor.file == file):
-                yield name, stored[name], opened.get_slice(name)
+    files: dict[Path, dict[str, StoredTensor]] = {file: {} for file in sorted({each.file for each in stored.values()})}
+    for name, tensor in stored.items():
+        files[tensor.file][name] = tensor
+    return files
+
+
+def _in_file(
+    file: Path, held: Mapping[str, StoredTensor], device: Device
+) -> Iterator[tuple[str, StoredTensor, TensorReader]]:
+    with safe_open(file, framework="pt", device=str(device)) as opened:
+        for name, tensor in held.items():
+            yield name, tensor, opened.get_slice(name)
 
 
 def load_text_encoder(path: Path, device: Device, sharding: Sharding | None = None, *, dummy: bool = False) -> Any:
@@ -240,16 +257,28 @@ def _fill(
     wanted = model.state_dict()
     if sharding is not None:
         sharding.apply(model)
-    tensors = {}
-    for name, stored, reader in tensor_readers(path, component, device):
-        if stored.shape != tuple(wanted[name].shape):
-            expected = list(wanted[name].shape)
-            raise DeployError(f"tensor {name} in {stored.file} has shape {list(stored.shape)}, not {expected}")
-        if stored.dtype not in dtypes:
-            raise DeployError(f"tensor {name} in {stored.file} is {stored.dtype}, not {' or '.join(sorted(dtypes))}")
-        tensor = read_weight(name, stored, reader, torch.device(device), sharding, deltas)
-        tensors[name] = tensor if place is None else place(name, tensor)
+
+    def read(file: Path, held: Mapping[str, StoredTensor]) -> dict[str, torch.Tensor]:
+        kept = {}
+        for name, stored, reader in _in_file(file, held, device):
+            _check_tensor(name, stored, tuple(wanted[name].shape), dtypes)
+            tensor = read_weight(name, stored, reader, torch.device(device), sharding, deltas)
+            kept[name] = tensor if place is None else place(name, tensor)
+        return kept
+
+    tensors: dict[str, torch.Tensor] = {}
+    files = _by_file(path, component)
+    with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as pool:
+        for kept in pool.map(read, files, files.values()):
+            tensors |= kept
     return _keep(model, tensors, device)
+
+
+def _check_tensor(name: str, stored: StoredTensor, shape: tuple[int, ...], dtypes: frozenset[str]) -> None:
+    if stored.shape != shape:
+        raise DeployError(f"tensor {name} in {stored.file} has shape {list(stored.shape)}, not {list(shape)}")
+    if stored.dtype not in dtypes:
+        raise DeployError(f"tensor {name} in {stored.file} is {stored.dtype}, not {' or '.join(sorted(dtypes))}")
 
 
 def _keep(model: M, tensors: dict[str, torch.Tensor], device: Device) -> M:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +45,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def broken(tiny: Path, tmp_path: Path) -> Path:
     """A copy that a test may break."""
     return shutil.copytree(tiny, tmp_path / "broken")
+
+
+def test_files_are_read_beside_each_other(tiny: Path) -> None:
+    both, seen = threading.Barrier(2, timeout=10), threading.local()
+
+    def place(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not hasattr(seen, "began"):
+            seen.began = True
+            both.wait()
+        return tensor
+
+    load_transformer(tiny, "transformer", "cpu", place=place)
 
 
 @torch.no_grad()
