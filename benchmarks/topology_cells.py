@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from benchmarks.topology_ranks import Decode, EncodeOnce, Figures, Forward, Links, Settings, name_of
+from diffusion_service.mux import samples_for_frames
 from encoder_service.commands import EncoderRankSettings
 from shared_runtime.ranks.group import GroupLimits, ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
@@ -19,9 +21,11 @@ from shared_schema.deploy.model import Deployment
 from shared_schema.encode import EncodeRequest, ReferenceInput
 from shared_schema.tasks import Task
 from video_client.samples import landscape
+from video_client.scenes import write_clip
 
 LIMITS = GroupLimits(stuck_s=300, dead_s=120, load_s=300)
 ENTRY = "benchmarks.topology_ranks:main"
+VIDEO_FRAMES = 124
 PROMPT = "a lighthouse at dusk, waves against the rocks, a gull calls twice"
 
 Tell = Callable[[str, dict[str, Any]], None]
@@ -130,7 +134,7 @@ async def decode(plan: Plan, tell: Tell) -> None:
 
 
 async def encoder(plan: Plan, tell: Tell) -> None:
-    """A short prompt, and two keyframes, on one rank and on two."""
+    """A short prompt, two keyframes, and a video with sound, on one rank and on two."""
     height, width = plan.size
     requests = {
         "t2va": EncodeRequest(
@@ -146,14 +150,23 @@ async def encoder(plan: Plan, tell: Tell) -> None:
             keyframes=(0, -1),
             references=(ReferenceInput(kind="image"), ReferenceInput(kind="image")),
         ),
+        "ref2va": EncodeRequest(
+            request_id="3" * 32,
+            task=Task.REF2VA,
+            prompt=PROMPT,
+            height=height,
+            width=width,
+            num_frames=124,
+            references=(ReferenceInput(kind="video"),),
+        ),
     }
-    pictures = tuple(_picture(plan, sun) for sun in (0.2, 0.8))
+    files = {"t2va": (), "fl2va": tuple(_picture(plan, sun) for sun in (0.2, 0.8)), "ref2va": (_video(plan),)}
     async with group_of(plan, 2) as group:
         for ranks in (1, 2):
             for name, request in requests.items():
-                files = pictures if request.references else ()
                 settings = _encoder_settings(plan, ranks)
-                figures = await run(group, EncodeOnce(name, settings, request, files, 3))
+                repeats = 1 if name == "ref2va" else 3
+                figures = await run(group, EncodeOnce(name, settings, request, files[name], repeats))
                 tell(f"tp{ranks}, {name}", figures)
 
 
@@ -162,6 +175,13 @@ def _picture(plan: Plan, sun: float) -> Path:
     path = plan.scratch / f"key_{sun}.png"
     Image.fromarray(landscape(width, height, sun=sun)).save(path)
     return path
+
+
+def _video(plan: Plan) -> Path:
+    height, width = plan.size
+    pictures = np.broadcast_to(landscape(width, height, sun=0.5), (VIDEO_FRAMES, height, width, 3))
+    waveform = np.zeros((2, samples_for_frames(VIDEO_FRAMES)), np.float32)
+    return write_clip(plan.scratch / "reference.mp4", np.ascontiguousarray(pictures), waveform)
 
 
 def _encoder_settings(plan: Plan, ranks: int) -> EncoderRankSettings:
