@@ -18,7 +18,7 @@ from training.latents import SMALL, disturbed
 
 LENGTHS = (32, 32, 64, 178)
 """Latents of a training piece, in turn: the encoder attends to all that was before, up to a whole clip of 178."""
-BATCH, RATE = 64, 1.5e-3
+BATCH, RATE = 64, 1e-3
 """Pieces of 32 latents at once, and fewer longer ones."""
 POOL = 1024
 SCALES = (256, 1024, 2048)
