@@ -37,7 +37,7 @@ SETTINGS: tuple[dict[str, object], ...] = (
 
 
 def chunks(frames: int, height: int, width: int) -> Iterator[NDArray[np.uint8]]:
-    """All frames, as many at a time as the decoder makes: a landscape that is left of noise more and more."""
+    """All frames, as many at a time as the decoder makes: a landscape whose left half is noise."""
     random = np.random.default_rng(0)
     picture = landscape(width, height, sun=0.5)
     for first in range(0, frames, FRAMES_PER_CHUNK):

@@ -15,7 +15,7 @@ from shared_schema.tasks import AUDIO_CHANNELS, FPS, SAMPLE_RATE
 from shared_schema.videos import Video
 from video_client import contact_sheet
 from video_client.client import ClientError, VideoClient, VideoRequest
-from video_client.pair import Pair, PairSettings, ServiceEnded, free_ports
+from video_client.pair import Pair, PairSettings, ServiceEnded, end_on_term, free_ports
 from video_client.progress import ProgressBar
 from video_client.samples import Samples, make_samples
 from video_client.scenes import world_requests
@@ -207,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--deploy-config", default="tiny")
     options = parser.parse_args(arguments)
     print(BEFORE.get(options.model, ""))
+    end_on_term()
     try:
         run(options.folder, options.model, options.deploy_config)
     except (DemoFailed, ClientError, ServiceEnded, JobFailed) as error:

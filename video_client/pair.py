@@ -169,9 +169,14 @@ def free_ports(count: int) -> list[int]:
     raise ServiceEnded(f"hardly any port from {FIRST_PORT} to {last} of {HOST} is free")
 
 
+def end_on_term() -> None:
+    """Let TERM end this process as Ctrl-C does, so that it stops the pairs that it runs."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
 def serve(settings: PairSettings) -> int:
     """Run the pair until Ctrl-C or TERM, or until one service ends. The exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_on_term()
     with Pair(settings) as pair:
         try:
             while True:

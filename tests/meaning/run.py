@@ -28,7 +28,7 @@ from tests.meaning.cases import Case, Task, all_cases
 from tests.meaning.judge import decode, judge_decoded
 from tests.meaning.results import Result, Results
 from video_client.client import ClientError, VideoClient, VideoRequest
-from video_client.pair import Pair, PairSettings, free_ports
+from video_client.pair import Pair, PairSettings, end_on_term, free_ports
 from video_client.scenes import FRAMES, HEIGHT, WIDTH
 
 Breakage = Literal["order", "drop", "text", "sound"]
@@ -237,6 +237,7 @@ def read_options() -> argparse.Namespace:
 def main() -> int:
     """0 when everything holds."""
     options = read_options()
+    end_on_term()
     try:
         results = Results(options.out / "results.jsonl", _made_by(options))
         without = None if options.without is None else Results.kept(options.without)
