@@ -137,7 +137,8 @@ class Dit:
         model, split = self.transformer, self.split
         split.begin(len(rows.position_ids))
         angles = model.rope(rows.position_ids)
-        text = model.token_refiner(model.context_embedder(text.to(get_parameter_dtype(model.context_embedder))))
+        # The bias is never quantized, as the weight may be.
+        text = model.token_refiner(model.context_embedder(text.to(model.context_embedder.bias.dtype)))
         packed = text.new_zeros((1, len(rows.position_ids), text.shape[-1]))
         packed.index_copy_(1, rows.text_indices, text)
         float_ = get_parameter_dtype(model.time_embedder)

@@ -216,9 +216,11 @@ class TransformerQuantization(Settings):
     """Online quantization of the transformer's linears."""
 
     method: Literal["fp8"]
-    """Attention and MLP products of the main blocks, on several ranks AdaLN's too, with a scale for every row."""
+    """Attention and MLP products of the main blocks and the condition projection, on several ranks AdaLN's too, with a
+    scale for every row."""
     ignored_layers: tuple[str, ...] = ()
-    """Parts of names that stay as they are, such as `to_out` or `transformer_blocks.0`; `*` stands for anything. Query,
+    """Parts of names that stay as they are, such as `to_out`, `context_embedder` (the condition projection) or
+    `transformer_blocks.0`; `*` stands for anything. Query,
     key and value go together."""
 
 

@@ -13,13 +13,16 @@ LINEARS = (*TOGETHER, "attn.to_out.0", "ff.net.0.proj", "ff.net.2")
 """Of every main block."""
 MODULATION = "adaln_proj.linear"
 """Of every main block too, where several ranks each hold it."""
+CONDITION = "context_embedder"
+"""Before the blocks: it projects what the encoder made of the prompt and the media, once a request."""
 MOST_KINDS = 4
 """Blocks that differ in what is ignored are compiled each for itself, before the service is ready."""
 
 
 def takes(module: str, ignored: Sequence[str], linears: Collection[str] = LINEARS) -> bool:
     """Whether a linear of the transformer gets FP8 products; `linears` are those of a block that can."""
-    if not module.startswith(BLOCKS) or module.split(".", 2)[-1] not in linears:
+    of_block = module.startswith(BLOCKS) and module.split(".", 2)[-1] in linears
+    if not of_block and module != CONDITION:
         return False
     block = module.split(".attn.")[0]
     shared = [f"{block}.{each}" for each in TOGETHER]
@@ -36,10 +39,10 @@ def check_ignored(ignored: Sequence[str], blocks: int) -> None:
     every = (*LINEARS, MODULATION)
     names = [[f"{BLOCKS}{number}.{linear}" for linear in every] for number in range(blocks)]
     for pattern in ignored:
-        if not any(_matches(pattern, name) for block in names for name in block):
+        if not any(_matches(pattern, name) for block in (*names, [CONDITION]) for name in block):
             known = ", ".join(every)
             raise DeployError(
-                f"{KEY}: ignored_layers: {pattern!r} is no layer that fp8 takes: they are {known} "
+                f"{KEY}: ignored_layers: {pattern!r} is no layer that fp8 takes: they are {CONDITION}, and {known} "
                 f"of {BLOCKS}0 to {blocks - 1}"
             )
     kinds = {tuple(takes(name, ignored) for name in block) for block in names}

@@ -14,7 +14,7 @@ from diffusion_service.model import quantize
 from diffusion_service.model.adaln import Modulation
 from diffusion_service.model.attention import attend_with, join_qkv, norm_and_rotate, use_attention
 from diffusion_service.model.compile import compile_blocks
-from diffusion_service.model.dit import Dit
+from diffusion_service.model.dit import Dit, Moment, Rows
 from diffusion_service.model.quantize import FP8, Fp8Linear, Quantizer, check_device, check_scales, quantized
 from diffusion_service.parallel.tensor import DIT_PLAN
 from shared_runtime.ranks.comm import RankComm
@@ -23,7 +23,7 @@ from shared_runtime.ranks.worker import TaskHandle
 from shared_runtime.sharding import Sharding
 from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.weights import load_transformer, weight_bytes
-from shared_schema.deploy.quantization import LINEARS, MODULATION
+from shared_schema.deploy.quantization import CONDITION, LINEARS, MODULATION
 from shared_schema.errors import DeployError
 from shared_schema.tasks import Task
 from tests.diffusion_service.parallel.dit_forward import fitted as group_fitted
@@ -83,10 +83,11 @@ def test_every_row_has_a_scale_that_reaches_its_largest_value() -> None:
     assert float(values.float().abs().max()) == 448
 
 
-def test_attention_and_mlp_of_every_main_block_and_nothing_else() -> None:
+def test_attention_and_mlp_of_every_main_block_the_condition_and_nothing_else() -> None:
     plain, transformer = load_transformer(tiny_checkpoint(), "transformer", "cpu"), loaded()
     blocks = len(transformer.transformer_blocks)
-    assert fp8_names(transformer) == {f"transformer_blocks.{n}.{each}" for n in range(blocks) for each in LINEARS}
+    linears_of_blocks = {f"transformer_blocks.{n}.{each}" for n in range(blocks) for each in LINEARS}
+    assert fp8_names(transformer) == {CONDITION, *linears_of_blocks}
     before, after = plain.state_dict(), transformer.state_dict()
     touched = {f"{name}.weight" for name in fp8_names(transformer)}
     assert all(torch.equal(before[name], after[name]) for name in before if name not in touched)
@@ -103,16 +104,40 @@ def test_attention_and_mlp_of_every_main_block_and_nothing_else() -> None:
         ("attn.to_k", {"attn.to_q", "attn.to_k", "attn.to_v"}),
         ("ff", {"ff.net.0.proj", "ff.net.2"}),
         ("ff.net.*.proj", {"ff.net.0.proj"}),
+        (CONDITION, {CONDITION}),
     ],
 )
 def test_ignored_layers_are_left_alone(pattern: str, left: set[str]) -> None:
     names = fp8_names(loaded(pattern))
-    assert {name.split(".", 2)[2] for name in names} == set(LINEARS) - left
+    assert {name.split(".", 2)[-1] for name in names} == {CONDITION, *LINEARS} - left
     assert step(fitted(loaded(pattern), join=True), inputs(5, loaded().config, torch.float32))[0].isfinite().all()
 
 
 def test_one_block_can_be_ignored() -> None:
-    assert {name.split(".")[1] for name in fp8_names(loaded("transformer_blocks.0"))} == {"1"}
+    left = fp8_names(loaded("transformer_blocks.0", CONDITION))
+    assert {name.split(".")[1] for name in left} == {"1"}
+
+
+def test_the_condition_is_projected_from_its_own_precision_and_near_full() -> None:
+    given = inputs(6, loaded().config, torch.bfloat16)
+    coarse, exact = (text_of(given, *ignored) for ignored in ((), (CONDITION,)))
+    assert 0.001 < float((coarse - exact).norm() / exact.norm()) < 0.1
+
+
+def text_of(given: dict[str, torch.Tensor], *ignored: str) -> torch.Tensor:
+    """The text's rows of the packed sequence, projected and refined in BF16."""
+    moment = Moment(given["timestep"], given["timestep_indices"])
+    dit = fitted(loaded(*ignored, dtype=torch.bfloat16))
+    denoising = dit.begin(given["encoder_hidden_states"], Rows.from_layout(given), [moment])
+    return denoising._packed[0, given["text_indices"]].float()
+
+
+@pytest.mark.parametrize("offload", ["enable_cpu_offload", "enable_layerwise_offload"])
+def test_weights_that_wait_on_the_host_make_the_same_clip(shop: Shop, offload: str) -> None:
+    only = frozenset({Task.T2VA})
+    one, other = (shop.make({**FP8_STAGE, **more}, only=only) for more in ({}, {offload: True}))
+    assert one.clips[Task.T2VA].digests == other.clips[Task.T2VA].digests
+    assert one.facts.offloaded_bytes < other.facts.offloaded_bytes
 
 
 @pytest.mark.parametrize("bad", [-3.4e38, float("nan"), 0.0])

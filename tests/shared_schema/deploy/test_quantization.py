@@ -2,16 +2,16 @@
 
 import pytest
 
-from shared_schema.deploy.quantization import BLOCKS, LINEARS, MOST_KINDS, check_ignored, takes
+from shared_schema.deploy.quantization import BLOCKS, CONDITION, LINEARS, MOST_KINDS, check_ignored, takes
 from shared_schema.errors import DeployError
 
 
-@pytest.mark.parametrize("pattern", ["to_qkvs", "token_refiner", "to", "transformer_blocks.50", "blocks.6*"])
+@pytest.mark.parametrize("pattern", ["to_qkvs", "token_refiner", "embedder", "to", "transformer_blocks.50", "blocks.6*"])
 def test_a_name_that_is_no_layer_is_refused(pattern: str) -> None:
     with pytest.raises(DeployError) as caught:
         check_ignored(["to_out", pattern], 50)
     message = str(caught.value)
-    assert f"ignored_layers: {pattern!r} is no layer that fp8 takes: they are attn.to_q, " in message
+    assert f"ignored_layers: {pattern!r} is no layer that fp8 takes: they are context_embedder, and attn.to_q, " in message
     assert message.endswith("of transformer_blocks.0 to 49")
 
 
@@ -24,6 +24,15 @@ def test_names_of_layers_are_accepted(pattern: str) -> None:
 
 def every(blocks: int) -> list[str]:
     return [f"{BLOCKS}{number}.{linear}" for number in range(blocks) for linear in LINEARS]
+
+
+@pytest.mark.parametrize("pattern", [CONDITION, "context_*"])
+def test_the_condition_projection_is_accepted_and_no_block_goes_with_it(pattern: str) -> None:
+    check_ignored([pattern], 50)
+    assert takes(CONDITION, [])
+    assert not takes(CONDITION, [pattern])
+    assert takes(CONDITION, ["transformer_blocks.*", "adaln_proj"])
+    assert all(takes(name, [pattern]) for name in every(50))
 
 
 def test_query_key_and_value_go_together_within_their_block() -> None:
