@@ -1,4 +1,6 @@
-"""FP8 products in the DiT's main blocks and in its condition projection, quantized while weights are read. Runs in diffusion ranks; torch.
+"""FP8 products in the DiT's main blocks and its condition projection, quantized while weights are read. Torch.
+
+Runs in diffusion ranks.
 
 Every row of a weight and every row of an activation has a scale of its own; activations get theirs at each product.
 Products are `torch._scaled_mm`'s on a GPU that has FP8; a CPU makes the same roundings and multiplies in FP32. Norms,
@@ -84,7 +86,7 @@ class Fp8Linear(nn.Module):
 
 
 class Fp8Projection(Fp8Linear):
-    """One with a bias, whose parts are gathered over a `group` if there is one: an AdaLN or the condition projection."""
+    """One with a bias, whose parts are gathered over a `group`: an AdaLN projection, or the condition's."""
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, group: dist.ProcessGroup | None
