@@ -1,7 +1,8 @@
 """The audio VAE's encoder in a group: the leader runs it, every rank has the result. Runs in ranks; torch."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,16 +36,20 @@ class LeaderAudioVae:
         self._side = SideStream(comm.device)
         self.config = comm.from_leader(lambda: None if vae is None else vae.config)
 
-    def begin(self, waveforms: Sequence[torch.Tensor]) -> None:
-        """Begin the work of the next calls of `encode`, whose waveforms these are, in order.
+    @contextmanager
+    def begun(self, waveforms: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Begin the work of the calls of `encode` within it, whose waveforms these are, in order.
 
-        No collective: the leader's GPU gets work that nobody waits for yet, and the other ranks go on with theirs.
+        No collective: the leader's GPU gets work that nobody waits for yet, and the other ranks go on with theirs. What
+        nobody asked for, because something failed, is gone afterwards.
         """
-        self._begun.clear()
-        if self._vae is None:
-            return
-        with self._side.aside():
-            self._begun.extend(self._encoded(each.to(self._comm.device)) for each in waveforms)
+        try:
+            if self._vae is not None:
+                with self._side.aside():
+                    self._begun.extend(self._encoded(each.to(self._comm.device)) for each in waveforms)
+            yield
+        finally:
+            self._begun.clear()
 
     def encode(self, waveform: torch.Tensor, return_dict: bool = True) -> tuple[_Mode]:
         """The latents' mode for a batch of mono waveforms `(channels, 1, samples)`, on every rank."""

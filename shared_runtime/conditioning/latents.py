@@ -102,11 +102,11 @@ class MediaEncoder:
         sounds = PipelineState()
         if request.task is not Task.T2VA:
             heard = sounds_of(state.get("normalized_references") or ())
-            self._sounds.begin([each.audio[:, None] for each in heard])
-            self._visual.run(self.blocks[f"encode_{request.task.value}"], pipeline, state, beat)
-            if heard:
-                sounds.set("normalized_references", heard)
-                run_block(self.blocks[_SOUNDS], pipeline, sounds)
+            with self._sounds.begun([each.audio[:, None] for each in heard]):
+                self._visual.run(self.blocks[f"encode_{request.task.value}"], pipeline, state, beat)
+                if heard:
+                    sounds.set("normalized_references", heard)
+                    run_block(self.blocks[_SOUNDS], pipeline, sounds)
         visual = tuple(state.get("condition_latents") or ())
         audio = tuple(sounds.get("audio_condition_latents") or ())
         return Latents(visual, audio, _layout(request, state, visual, audio))

@@ -11,6 +11,7 @@ from tests.ranks import Ranks
 from tests.shared_runtime.conditioning.sounding import Heard
 
 HEAR = "tests.shared_runtime.conditioning.sounding:hear"
+HEAR_AFTER_A_FAILURE = "tests.shared_runtime.conditioning.sounding:hear_after_a_failure"
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +30,9 @@ def test_what_was_begun_is_what_is_asked_for(ranks: Ranks, checkpoint: Path, mes
     assert begun.agree
     assert all(map(torch.equal, begun.latents, alone.latents))
     assert not torch.equal(begun.latents[0], begun.latents[1])
+
+
+@pytest.mark.parametrize("fails_at", [1, 3], ids=["the second sound", "the pictures"])
+def test_a_failure_leaves_nothing_for_the_next_request(ranks: Ranks, checkpoint: Path, fails_at: int) -> None:
+    one, other = ranks.run(Mesh(), HEAR_AFTER_A_FAILURE, checkpoint, fails_at)
+    assert torch.equal(one, other)
