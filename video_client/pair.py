@@ -83,8 +83,11 @@ class Pair:
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
 
     def __enter__(self) -> Self:
-        for package in ("encoder_service", "diffusion_service"):
-            self._running[package] = self._start(package)
+        with contextlib.ExitStack() as unless_both_run:
+            unless_both_run.callback(self.stop)
+            for package in ("encoder_service", "diffusion_service"):
+                self._running[package] = self._start(package)
+            unless_both_run.pop_all()
         return self
 
     def __exit__(

@@ -44,6 +44,14 @@ def test_a_service_that_ends_at_start_is_named_and_its_log_shown(tmp_path: Path)
         assert "/no/such/folder" in both.tails()
 
 
+def test_one_that_cannot_be_started_leaves_none_running(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "diffusion_service.log").mkdir(parents=True)
+    both = Pair(settings(tmp_path))
+    with pytest.raises(IsADirectoryError), both:
+        pass
+    assert not Path(f"/proc/{both.pid('encoder_service')}").exists()
+
+
 def test_serve_stops_the_other_service_when_one_ends(tmp_path: Path) -> None:
     ports = [str(port) for port in free_ports(2)]
     command = [sys.executable, "-m", "video_client.pair", "--model", "/no/such/folder", "--encoder-port", ports[0]]
