@@ -15,13 +15,18 @@ from torch import nn
 
 Losses = dict[str, torch.Tensor]
 Step = Callable[[int], Losses]
-"""One batch, by the number of the step: its losses by name; `total` is the one that is learned from."""
+"""One batch, by the number of the step: its losses by name; `total` is the one that is learned from.
+
+Torch's own random numbers are seeded by that number: what is drawn is the same, wherever a course was gone on with.
+"""
 
 KEEP_EVERY_S = 60.0
 WARM_UP = 200
 """Steps until the full learning rate."""
 LAST = 0.03
 """Of the learning rate, at the end."""
+DRAWN = 2**31
+"""Added to the seed of torch's own random numbers: steps draw from generators with the seed itself, too."""
 AVERAGED = 0.998
 """Of an average of weights, what stays at each step."""
 
@@ -126,6 +131,7 @@ class Course:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * self._pace()
         with torch.autocast(self.options.device.type, torch.bfloat16, enabled=self._half):
+            torch.manual_seed(DRAWN + self.options.seed * 1_000_003 + self.step)
             losses = step(self.step)
         self._optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(losses["total"])

@@ -57,6 +57,24 @@ def test_a_course_goes_on_where_it_was_left(tmp_path: Path) -> None:
     assert fresh.step == 0
 
 
+def test_what_is_drawn_goes_on_too_and_is_no_other_than_in_one_go(tmp_path: Path) -> None:
+    def drawn(folder: str, calls: list[int]) -> list[float]:
+        task, numbers = Task(), list[float]()
+
+        def step(number: int) -> Losses:
+            numbers.append(torch.rand(()).item())
+            return task(number)
+
+        for number, steps in enumerate(calls):
+            torch.manual_seed(0)  # as a call begins
+            task.course(options(tmp_path / folder, steps=steps, resume=number > 0)).run(step, lambda: None)
+        return numbers
+
+    whole = drawn("whole", [6])
+    assert len(set(whole)) == 6
+    assert drawn("parts", [2, 3, 1]) == whole
+
+
 def test_learning_goes_on_after_it_was_kept(tmp_path: Path) -> None:
     """Moments are kept in BF16; the optimizer's own must stay as they were."""
     task = Task()
