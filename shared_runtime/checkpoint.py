@@ -4,7 +4,7 @@ A folder, `tiny`, `demo`, or a hub id. Each service asks for its own components 
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class Checkpoint:
     name: str
     """As the caller named it: a hub id, `tiny`, `demo`, or a folder."""
     revision: str
-    """The hub's commit, `local`, or `dummy`: services with other weights than each other's do not work together."""
+    """The hub's commit, `dummy`, or `local` with a folder's geometry: services of other revisions than each other's do
+    not work together. Of a folder each may have its own part alone, so weights of one geometry are not told apart."""
     limits: CanvasLimits
     text_dim: int
     """Width of a text embedding."""
@@ -79,22 +80,31 @@ def resolve_checkpoint(
     for component in sorted(needs):
         if has_weights(component) and not dummy:
             stored_tensors(path, component)
-    return Checkpoint(path, model, DUMMY if dummy else commit, _limits(path), _text_dim(path, needs))
+    limits, text_dim = _limits(path), _text_dim(path, needs)
+    return Checkpoint(path, model, DUMMY if dummy else commit or _local(limits, text_dim), limits, text_dim)
 
 
-def _locate(model: str, needs: frozenset[Component], revision: str | None, cache: Path | None) -> tuple[Path, str]:
+def _local(limits: CanvasLimits, text_dim: int) -> str:
+    canvas = " ".join(f"{name}={value}" for name, value in asdict(limits).items())
+    return f"local text_dim={text_dim} {canvas}"
+
+
+def _locate(
+    model: str, needs: frozenset[Component], revision: str | None, cache: Path | None
+) -> tuple[Path, str | None]:
+    """The folder, and the commit of one from the hub."""
     if model == "tiny":
         try:
-            return tiny_checkpoint(cache), "local"
+            return tiny_checkpoint(cache), None
         except OSError as error:
             raise DeployError(f"the tiny checkpoint cannot be written: {error}; use --model DIR") from error
     if model == "demo":
         if not demo.CHECKPOINT.is_dir():
             raise DeployError(f"demo weights did not come with this installation: {demo.CHECKPOINT} is not there")
-        return demo.CHECKPOINT, "local"
+        return demo.CHECKPOINT, None
     folder = Path(model).expanduser()
     if model and folder.is_dir():
-        return folder.resolve(), "local"
+        return folder.resolve(), None
     if not _HUB_ID.fullmatch(model):
         raise DeployError(f"--model {model}: no such folder, and not a hub id (owner/name)")
     path = fetch(model, needs, revision, cache)

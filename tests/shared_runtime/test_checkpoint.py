@@ -252,8 +252,21 @@ def test_no_pattern_reaches_the_other_layout_or_a_weight(tiny: Path) -> None:
 
 def test_a_folder_is_resolved_with_its_geometry(tiny: Path) -> None:
     found = resolve_checkpoint(str(tiny), ENCODER)
-    assert (found.path, found.revision, found.text_dim) == (tiny, "local", 32)
+    assert (found.path, found.text_dim) == (tiny, 32)
     assert found.limits == CanvasLimits(short_edge=64, max_pixels=8192, reference_short_edge=64)
+
+
+def test_both_services_have_one_revision_of_a_folder_and_another_of_one_with_other_geometry(broken: Path) -> None:
+    before = resolve_checkpoint(str(broken), ENCODER).revision
+    assert before == resolve_checkpoint(str(broken), DIFFUSION).revision == resolve_checkpoint("tiny", ENCODER).revision
+    index, config = broken / "modular_model_index.json", broken / "text_encoder" / "config.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "canvas_max_pixels": 6144}))
+    wider = resolve_checkpoint(str(broken), ENCODER).revision
+    assert wider == resolve_checkpoint(str(broken), DIFFUSION).revision != before
+    content = json.loads(config.read_text())
+    content["text_config"]["hidden_size"] = 64
+    config.write_text(json.dumps(content))
+    assert resolve_checkpoint(str(broken), ENCODER).revision != wider
 
 
 def test_an_index_without_geometry_has_the_released_one(broken: Path) -> None:
