@@ -11,6 +11,7 @@ resident one's, bit for bit. `--tiny --device cpu` proves on a CPU that the benc
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ class Room:
         self._rank = DiffusionRank(comm, settings, Silent())
         self._task = TaskHandle(1, "work", Nowhere(), Silent(), comm)  # type: ignore[arg-type]
         facts = self._rank.facts
+        self._weight_bytes = facts.weight_bytes
         self.figures: dict[str, Any] = {
             "start_s": round(time.perf_counter() - begun, 1),
             "start_gib": self._peak(),
@@ -77,7 +79,7 @@ class Room:
         return round(peak / GIB, 2)
 
     def find(self) -> None:
-        """Uncapped first, then by halves between what is held and that job's peak."""
+        """Uncapped first, then by halves between the weights that are there at once and that job's peak."""
         generated = self._timed()
         self.figures |= {
             "timings": generated.timings,
@@ -86,14 +88,8 @@ class Room:
         }
         if not self._on_gpu:
             return
-        torch.cuda.empty_cache()
-        low, high = torch.cuda.memory_allocated(), int(self.figures["uncapped_job_gib"] * GIB) + RESOLUTION
-        while high - low > RESOLUTION:
-            middle = (low + high) // 2
-            fits = self._completes(middle)
-            print(f"{middle / GIB:.2f} GiB: {'completes' if fits else 'does not'}", flush=True)
-            low, high = (low, middle) if fits else (middle, high)
-        self.figures["job_gib"] = round(high / GIB, 2)
+        peak = int(self.figures["uncapped_job_gib"] * GIB)
+        self.figures["job_gib"] = round(smallest(self._weight_bytes, peak + RESOLUTION, self._completes) / GIB, 2)
 
     def _completes(self, cap: int) -> bool:
         torch.cuda.empty_cache()
@@ -103,7 +99,9 @@ class Room:
         except (RuntimeError, JobFailed) as error:
             if as_h3_error(error).code != "out_of_memory":
                 raise
+            print(f"{cap / GIB:.2f} GiB: does not", flush=True)
             return False
+        print(f"{cap / GIB:.2f} GiB: completes", flush=True)
         return True
 
     def _timed(self) -> Any:
@@ -112,6 +110,14 @@ class Room:
         generated = self._rank.handle(self._command, self._task)
         self.figures["job_s"] = round(time.perf_counter() - begun, 2)
         return generated
+
+
+def smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """By halves, and to `RESOLUTION`, the smallest number of bytes that fits; `low` does not, and `high` does."""
+    while high - low > RESOLUTION:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def text_job(layout: Layout, checkpoint: Path, scratch: Path, slab: Slab, points: int) -> Generate:
