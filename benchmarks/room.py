@@ -24,7 +24,7 @@ from diffusion_service.commands import Generate, OutputTarget
 from diffusion_service.worker import DiffusionRank
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import Mesh, RankSpec
-from shared_runtime.ranks.worker import TaskHandle, as_h3_error
+from shared_runtime.ranks.worker import Rest, TaskHandle, as_h3_error
 from shared_runtime.stored import read_json
 from shared_runtime.transport.codec import checksum, gather
 from shared_runtime.transport.shm import ShmSender
@@ -107,7 +107,9 @@ class Room:
     def _timed(self) -> Any:
         """A job; what stays in the figures is the time of the last one that completed, which is the tightest."""
         begun = time.perf_counter()
-        generated = self._rank.handle(self._command, self._task)
+        rest = self._rank.handle(self._command, self._task)
+        assert isinstance(rest, Rest)
+        generated = rest.end()
         self.figures["job_s"] = round(time.perf_counter() - begun, 2)
         return generated
 

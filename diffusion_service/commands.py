@@ -118,7 +118,8 @@ class ChunkDone:
 
 @dataclass(frozen=True)
 class Muxing:
-    """Everything of a clip is decoded; its file is being closed."""
+    """Everything of a clip is decoded; its file is finished beside what the ranks do next: with the last clip of a job,
+    the next job."""
 
     output: int = 0
 

@@ -20,7 +20,7 @@ OnEvent = Callable[[DiffusionEvent], None]
 
 
 class Engine:
-    """One rank group that works on one job at a time."""
+    """One rank group that makes one job after the other, and finishes the file of the last one meanwhile."""
 
     def __init__(self, group: RankGroup, lora: PlannedLora | None = None, adapters: Catalog | None = None) -> None:
         self._group = group

@@ -3,7 +3,6 @@
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from diffusion_service.commands import (
     DiffusionFacts,
     DiffusionRankSettings,
     Generate,
-    Generated,
     PayloadTaken,
 )
 from diffusion_service.fitting import Fitter, held, load
@@ -25,7 +23,7 @@ from diffusion_service.model.wardrobe import Wardrobe
 from diffusion_service.parallel.tensor import DIT_PLAN
 from diffusion_service.parallel.vae_tiles import video_decoder
 from diffusion_service.sampling.decode import Chunks, VideoDecoder
-from diffusion_service.sampling.generate import Generator
+from diffusion_service.sampling.generate import Generator, Timings
 from diffusion_service.sampling.media import MediaConditioner
 from shared_runtime.compiling import compile_now
 from shared_runtime.conditioning.blocks import Pipeline
@@ -36,7 +34,7 @@ from shared_runtime.device_memory import locker_for
 from shared_runtime.logs import set_up_logging
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
-from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
+from shared_runtime.ranks.worker import Beater, Rest, TaskHandle, rank_main
 from shared_runtime.sharding import Sharding
 from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.shm import SlabReader
@@ -124,14 +122,14 @@ class DiffusionRank:
             case _:
                 raise TypeError(f"a diffusion rank does not know {type(command).__name__}")
 
-    def _generate(self, command: Generate, task: TaskHandle) -> Generated:
+    def _generate(self, command: Generate, task: TaskHandle) -> Rest | None:
         conditions, layout = self._receive(command)
         task.report(PayloadTaken())
-        timings: dict[str, float] = {}
+        timings = Timings({})
         if command.media is not None:
             assert self._media is not None
             completed = self._media.complete(conditions, command.media, task.go_on, task.beat)
-            conditions, layout, timings = completed.conditions, completed.layout, completed.timings
+            conditions, layout, timings = completed.conditions, completed.layout, Timings(completed.timings)
         assert layout is not None
 
         def tell(event: DiffusionEvent) -> None:
@@ -139,8 +137,7 @@ class DiffusionRank:
             task.go_on()
 
         self._wardrobes[partition_of(command.task)].wear(command.adapter, task.beat)
-        made = self._generator.generate(command, conditions, layout.blocks, layout.keyframes, tell, task.beat)
-        return replace(made, timings={**timings, **made.timings})
+        return self._generator.generate(command, conditions, layout.blocks, layout.keyframes, timings, tell, task.beat)
 
     def _can_read(self, slab: Path) -> bool:
         """Whether the slab is on this rank's host; it is mapped, and page-locked where there is a GPU, from here on."""

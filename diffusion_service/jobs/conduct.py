@@ -44,7 +44,7 @@ class Conduct:
     def __init__(self, job: Job, turn: Turn, workshop: Workshop, line: "Line[Conduct]") -> None:
         self.job = job
         self.turn = turn
-        self.begun = self.landed = self.starving = False
+        self.begun = self.decoded = self.landed = self.starving = False
         self.over = asyncio.Event()
         self.course: Course | None = None
         """None until the job is in progress."""
@@ -62,6 +62,7 @@ class Conduct:
         self._turned = asyncio.Event()
         """Another phase has begun since the last write."""
         self._task: asyncio.Task[None] | None = None
+        self._freed: Callable[[], None] = lambda: None
         self._trace = JobTrace(job)
 
     @property
@@ -74,10 +75,11 @@ class Conduct:
         """As the scheduler sees it."""
         return Waiting(self.job.id, self.job.sequence, self.job.priority, self.job.key)
 
-    def start(self, ended: Callable[[], None]) -> None:
-        """Begin to work; `ended` is called when it is over."""
+    def start(self, freed: Callable[[], None]) -> None:
+        """Begin to work; `freed` is called when the ranks have made the clips, and when it is over."""
+        self._freed = freed
         self._line.join(self)
-        self._task = asyncio.create_task(self._run(ended), name=self.id)
+        self._task = asyncio.create_task(self._run(), name=self.id)
 
     def stop(self, reason: Stop) -> None:
         """Stop working within a step, unless the end has begun; `over` says when it has."""
@@ -91,12 +93,12 @@ class Conduct:
         """The line has moved: this job may be in progress from now on."""
         self._write_soon()
 
-    async def _run(self, ended: Callable[[], None]) -> None:
+    async def _run(self) -> None:
         self._running = True
         with self._trace.going_on():
-            await self._to_its_end(ended)
+            await self._to_its_end()
 
-    async def _to_its_end(self, ended: Callable[[], None]) -> None:
+    async def _to_its_end(self) -> None:
         try:
             await self._work()
         except asyncio.CancelledError:
@@ -108,7 +110,7 @@ class Conduct:
         finally:
             self._line.leave(self)
             self.over.set()
-            ended()
+            self._freed()
 
     async def _work(self) -> None:
         if self._stop is not None:
@@ -166,12 +168,17 @@ class Conduct:
                     self._reached("decoding", done, of, output)
                 case Muxing(output):
                     self._reached("muxing", 0, 1, output)
+                    if output == job.plan.num_outputs - 1:
+                        self._line.decode(self)
+                        self._freed()
 
         parts = tuple(workshop.artifacts.part(job.id, index) for index in range(job.plan.num_outputs))
         return await workshop.engine.generate(job.plan, kept.landing, kept.manifest, landed.media, parts, hear)
 
     async def _finish(self, result: ClipResult) -> None:
+        """In the order in which jobs were made: the one before may still be published."""
         workshop, job = self._workshop, self.job
+        await self._line.end(self)
         with span("publish"):
             await asyncio.to_thread(workshop.artifacts.publish, job.id, job.plan.num_outputs)
         now, retention_s = workshop.clock(), workshop.rules.retention_s
@@ -233,7 +240,7 @@ class Conduct:
 
     async def _write(self) -> None:
         """A job that is first and has been touched is in progress; then what was reached, the latest first."""
-        if self._stage is None or self._line.first is not self:
+        if self._stage is None or not (self.begun or self._line.first is self):
             return
         with contextlib.suppress(Transition, NotFound):
             await self._begin()

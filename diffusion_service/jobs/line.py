@@ -11,7 +11,9 @@ class InLine(Protocol):
     """What the line needs to know of a job under way."""
 
     begun: bool
-    """It is in progress: it stays first until it leaves."""
+    """It is in progress: it keeps its place until it leaves."""
+    decoded: bool
+    """The ranks have made its clips and are free for the next job; the last file is still being finished."""
     landed: bool
     """Its payload is there."""
     starving: bool
@@ -30,7 +32,10 @@ T = TypeVar("T", bound=InLine)
 
 
 class Line(Generic[T]):
-    """Jobs under way. Encoding ahead never reorders: a job is made once it is first, whoever was encoded before it."""
+    """Jobs under way. Encoding ahead never reorders: a job is made once it is first, whoever was encoded before it.
+
+    While the file of one job is finished the ranks make the next one, and no third one. They end in order.
+    """
 
     def __init__(self) -> None:
         self._jobs: list[T] = []
@@ -45,8 +50,13 @@ class Line(Generic[T]):
 
     @property
     def first(self) -> T | None:
-        """The one that is made now, or will be next."""
-        return self._jobs[0] if self._jobs else None
+        """The one that the ranks make now, or will next; None if nobody is there, or two wait for their files."""
+        return next((job for job in self._jobs[:2] if not job.decoded), None)
+
+    @property
+    def ahead(self) -> int:
+        """Jobs that still need the ranks."""
+        return sum(not job.decoded for job in self._jobs)
 
     @property
     def last_ahead(self) -> T | None:
@@ -60,7 +70,13 @@ class Line(Generic[T]):
     def join(self, job: T) -> None:
         """Take a job in, at its place."""
         self._jobs.append(job)
-        self._jobs.sort(key=lambda each: (not each.begun, each.turn))
+        # What has begun is in the order in which it began.
+        self._jobs.sort(key=lambda each: (True, each.turn) if not each.begun else (False, (0, 0)))
+        self._move()
+
+    def decode(self, job: T) -> None:
+        """The ranks are done with it."""
+        job.decoded = True
         self._move()
 
     def leave(self, job: T) -> None:
@@ -69,8 +85,13 @@ class Line(Generic[T]):
         self._move()
 
     async def turn(self, job: T) -> None:
-        """Wait until the job is first."""
+        """Wait until the ranks may make the job."""
         while self.first is not job:
+            await self._moved.wait()
+
+    async def end(self, job: T) -> None:
+        """Wait until every job before this one has left."""
+        while self._jobs[0] is not job:
             await self._moved.wait()
 
     def blocked_by(self) -> T | None:
@@ -82,7 +103,7 @@ class Line(Generic[T]):
         first = self.first
         if first is None or first.landed or not any(job.starving for job in self._jobs):
             return None
-        return next((job for job in reversed(self._jobs) if job.landed), None)
+        return next((job for job in reversed(self._jobs) if job.landed and not job.begun), None)
 
     def _move(self) -> None:
         self._moved.set()

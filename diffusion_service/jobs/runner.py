@@ -1,7 +1,7 @@
 """Drives jobs: takes them from the queue, has each conducted to its end, and stops them. Diffusion API process.
 
-Every job under way is one `Conduct` with one asyncio task. The first in line is the one that is `in_progress`; those
-behind it are encoded ahead of their turn and still show as queued.
+Every job under way is one `Conduct` with one asyncio task. The first in line is the one that is `in_progress`, beside
+one whose file is being finished; those behind it are encoded ahead of their turn and still show as queued.
 """
 
 import asyncio
@@ -186,20 +186,19 @@ class JobRunner:
             await self._hand_back(list(self._line))
 
     async def drain(self, limit_s: float) -> None:
-        """Take nothing new, hand back what has not begun, and let the job that is being made finish, for at most
-        `limit_s` seconds; then hand it back too.
+        """Take nothing new, hand back what has not begun, and let the job that is being made finish, and the one whose
+        file is, for at most `limit_s` seconds; then hand them back too.
         """
         self._admitting = False
         async with self._admission:
-            line = list(self._line)
-        await self._hand_back(line[1:])
-        if not line:
-            return
-        first = line[0]
+            made = [conduct for conduct in self._line if conduct.decoded or conduct is self._line.first]
+            waiting = [conduct for conduct in self._line if conduct not in made]
+        await self._hand_back(waiting)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                await first.over.wait()
-        await self._hand_back([first])
+                for conduct in made:
+                    await conduct.over.wait()
+        await self._hand_back(made)
 
     @staticmethod
     async def _hand_back(conducts: list[Conduct]) -> None:
@@ -214,7 +213,7 @@ class JobRunner:
             if not self._admitting or any(conduct.starving for conduct in self._line):
                 return False
             last = self._line.last_ahead
-            full = len(self._line) > self._rules.look_ahead
+            full = self._line.ahead > self._rules.look_ahead
             if full and last is None:
                 return False
             job = await self._claim(last.waiting if full and last is not None else None)
@@ -223,7 +222,7 @@ class JobRunner:
             self._taken += 1
             self._recent.append(job.key)
             turn = turn_of(Waiting(job.id, job.sequence, job.priority, job.key), self._taken)
-            Conduct(job, turn, self._workshop, self._line).start(self._over)
+            Conduct(job, turn, self._workshop, self._line).start(self._freed)
             if full and last is not None and not last.begun:
                 last.stop("put_back")
             return True
@@ -240,8 +239,8 @@ class JobRunner:
 
         return await self._store.claim(self._workshop.instance, self._clock(), self._rules.lease_s, pick)
 
-    def _over(self) -> None:
-        """A job is not under way any more: there is room for another, and the next one may begin."""
+    def _freed(self) -> None:
+        """The ranks are done with a job, or it is over: there is room for another, and the next one may begin."""
         first = self._line.first
         if first is not None:
             first.moved()

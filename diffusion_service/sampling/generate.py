@@ -1,8 +1,13 @@
-"""Clips from a payload: prepare, denoise, decode, and write the file meanwhile. Diffusion ranks; torch."""
+"""Clips from a payload: prepare, denoise, decode, and write the file meanwhile. Diffusion ranks; torch.
+
+The last file is left to be finished beside the next job: that is the `Rest` of a `Generate`.
+"""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +25,15 @@ from diffusion_service.commands import (
 )
 from diffusion_service.model.dit import Dit
 from diffusion_service.model.turns import DECODERS, Turns
+from diffusion_service.mux import ClipWriter
 from diffusion_service.sampling.decode import Beat, VideoDecoder, decode_sound
 from diffusion_service.sampling.denoise import Denoiser, not_finite
 from diffusion_service.sampling.prepare import blocks_of, prepare
-from diffusion_service.sampling.recording import Recorded, Recording
+from diffusion_service.sampling.recording import Finisher, Recorded, Recording
 from shared_runtime.conditioning.blocks import Pipeline, assemble
 from shared_runtime.conditioning.packing import Conditions
 from shared_runtime.ranks.comm import RankComm
+from shared_runtime.ranks.worker import Rest
 from shared_runtime.tracing import span
 from shared_schema.deploy.model import X264
 from shared_schema.deploy.settings import Partition, partition_of
@@ -41,8 +48,8 @@ Tell = Callable[[DiffusionEvent], None]
 class Timings:
     """Seconds by stage, summed over the clips of a job."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, before: Mapping[str, float]) -> None:
+        self.seconds = dict(before)
 
     @contextmanager
     def of(self, stage: str) -> Iterator[None]:
@@ -64,6 +71,21 @@ class _StopWatch:
         return self._last - last
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A clip whose frames and sound are all handed over."""
+
+    file: Future[Recorded] | None
+    """Once it is whole; None on followers."""
+    skipped: int
+    """Of its forwards."""
+
+    def recorded(self) -> Recorded:
+        """Wait for the file, on the leader."""
+        assert self.file is not None
+        return self.file.result()
+
+
 class Generator:
     """The sampling blocks of the tasks that a rank serves, over one set of components."""
 
@@ -81,6 +103,7 @@ class Generator:
         self._comm = comm
         self._turns = turns
         self._x264 = x264
+        self._finisher = Finisher()
         self._prepare = {task: blocks_of(task) for task in tasks}
         self._denoisers = {task: Denoiser(task, dits[partition_of(task)]) for task in tasks}
         self._pipelines = {
@@ -99,49 +122,41 @@ class Generator:
         conditions: Conditions,
         blocks: tuple[Block, ...],
         keyframes: tuple[int, ...],
+        timings: Timings,
         tell: Tell,
         beat: Beat,
-    ) -> Generated:
+    ) -> Rest | None:
         """Make the clips of a job, which the leader writes to the paths of `command.outputs`; a collective.
 
-        If this raises, the file that was being written is gone; those that were finished before stay.
+        What is left on the leader is to wait for the last file, which makes a `Generated`. If this raises, the file
+        that was being written is gone; those that were finished before stay.
 
         Raises:
-            JobFailed: `numerical_error`, something is not finite.
+            JobFailed: `numerical_error`, something is not finite; `internal_error`, a file could not be written.
             TaskCancelled: from `tell`.
         """
-        pipeline, timings = self._pipelines[command.task], Timings()
-        outputs, warnings = [], list[str]()
-        for index, target in enumerate(command.outputs):
-            with timings.of("prepare"):
-                before = self._prepare[command.task]
-                state = prepare(pipeline, before, command, target.seed, conditions, blocks, keyframes)
-            recorded, skipped = self._make(command, index, pipeline, state, timings, tell, beat)
-            outputs.append(
-                VideoOutput(
-                    index=index,
-                    seed=target.seed,
-                    frames_sha256=recorded.frames_sha256,
-                    audio_sha256=recorded.audio_sha256,
-                    bytes=recorded.size,
-                    skipped_forwards=skipped,
-                )
-            )
-            prefix = f"output {index}: " if len(command.outputs) > 1 else ""
-            warnings += [prefix + warning for warning in recorded.warnings]
-        return Generated(tuple(outputs), timings.seconds, tuple(warnings), _peak_memory_mb(self._comm.device))
+        pipeline, made = self._pipelines[command.task], list[_Made]()
+        with self._finisher:
+            for target in command.outputs:
+                with timings.of("prepare"):
+                    before = self._prepare[command.task]
+                    state = prepare(pipeline, before, command, target.seed, conditions, blocks, keyframes)
+                made.append(self._make(command, tuple(made), pipeline, state, timings, tell, beat))
+        peak_mb = _peak_memory_mb(self._comm.device)
+        return Rest(lambda: _generated(command, made, timings, peak_mb)) if self._comm.is_leader else None
 
     def _make(
         self,
         command: Generate,
-        output: int,
+        before: tuple[_Made, ...],
         pipeline: Pipeline,
         state: PipelineState,
         timings: Timings,
         tell: Tell,
         beat: Beat,
-    ) -> tuple[Recorded, int]:
-        """One clip from its prepared state, and how many of its forwards were skipped."""
+    ) -> _Made:
+        """The clip after those before it, from its prepared state."""
+        output = len(before)
         with timings.of("denoise"):
             self._turns.take(partition_of(command.task))
             watch = _StopWatch()
@@ -152,10 +167,10 @@ class Generator:
                 command.step_cache,
             )
             self._comm.agree(not_finite(video, audio))
+        if before:
+            self._comm.from_leader(before[-1].recorded)
         self._turns.take(DECODERS)
-        path = command.outputs[output].path
-        size = command.height, command.width
-        with Recording(self._comm, path, size, command.num_frames, self._x264) as recording:
+        with Recording(self._comm, self._finisher, lambda: self._open(command, output)) as recording:
             with timings.of("audio_decode"):
                 recording.write_sound(self._decode_sound(audio, beat))
             tell(SoundDone(output))
@@ -165,8 +180,11 @@ class Generator:
                     recording.write_frames(frames)
                     tell(ChunkDone(min(index + 1, total), total, output))
             tell(Muxing(output))
-            with timings.of("mux"):
-                return recording.finish(), skipped
+            return _Made(recording.finish(timings.of("mux")), skipped)
+
+    def _open(self, command: Generate, output: int) -> ClipWriter:
+        path = command.outputs[output].path
+        return ClipWriter(path, command.height, command.width, command.num_frames, self._x264)
 
     def _decode_sound(self, latents: torch.Tensor, beat: Beat) -> torch.Tensor | None:
         """The waveform on the leader, None elsewhere."""
@@ -180,6 +198,26 @@ class Generator:
 
         self._comm.from_busy_leader(decode, beat)
         return waveform
+
+
+def _generated(command: Generate, made: Sequence[_Made], timings: Timings, peak_memory_mb: float | None) -> Generated:
+    """The result of a job, once its last file is whole."""
+    outputs, warnings = [], list[str]()
+    for index, (target, clip) in enumerate(zip(command.outputs, made, strict=True)):
+        recorded = clip.recorded()
+        outputs.append(
+            VideoOutput(
+                index=index,
+                seed=target.seed,
+                frames_sha256=recorded.frames_sha256,
+                audio_sha256=recorded.audio_sha256,
+                bytes=recorded.size,
+                skipped_forwards=clip.skipped,
+            )
+        )
+        prefix = f"output {index}: " if len(command.outputs) > 1 else ""
+        warnings += [prefix + warning for warning in recorded.warnings]
+    return Generated(tuple(outputs), timings.seconds, tuple(warnings), peak_memory_mb)
 
 
 def _parts(task: Task, components: dict[str, Any]) -> dict[str, Any]:

@@ -31,13 +31,14 @@ from shared_runtime.ranks.messages import (
     RankFacts,
     Ready,
     Report,
+    Resting,
     ToRank,
     Unfit,
     pack,
 )
 from shared_runtime.ranks.pipes import read_message
 from shared_runtime.tracing import adopt, errand, span
-from shared_schema.errors import DeployError, H3Error, RankDied, RankFailed
+from shared_schema.errors import DeployError, H3Error, RankDied
 from shared_schema.health import RankHealth
 from shared_schema.trace import Span
 
@@ -49,6 +50,8 @@ _GONE_S = 30.0
 """A killed rank with much memory on a GPU is not gone at once."""
 _NEWS_S = 0.2
 """By which the news of a rank's death may come after the errors that its death made on others."""
+_REST_S = 5.0
+"""What the leader has left of a task is no matter of the ranks that ended the group: so long it may still be ended."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class RankGroup(Protocol):
 
     async def run(self, command: object, *, lane: Lane = "work", on_event: OnEvent | None = None) -> object:
         """Have every rank do `command` and return the leader's result.
+
+        `work` is done in the order of the calls; while the leader ends the `Rest` of one command, the next one goes on.
 
         Cancelling the caller cancels the command: the call ends once every rank has let go of it.
 
@@ -295,6 +300,10 @@ class ProcessGroup:
                 task = generation.tasks.get(number)
                 if task is not None and task.on_event is not None and rank.spec.is_leader:
                     task.on_event(event)
+            case Resting(number):
+                task = generation.tasks.get(number)
+                if task is not None and rank.spec.is_leader:
+                    task.resting_since = time.monotonic()
             case Done(number, result, spans):
                 self._answered(generation, rank, number, spans, result=result)
             case Failed(number, error, fatal, spans):
@@ -307,7 +316,7 @@ class ProcessGroup:
         match message:
             case Report(number) | Done(number) | Failed(number):
                 task = generation.tasks.get(number)
-                return task is not None and task.lane == "side"
+                return task is not None and (task.lane == "side" or task.resting_since is not None)
             case _:
                 return False
 
@@ -354,18 +363,8 @@ class ProcessGroup:
                 async with asyncio.timeout(period):
                     await generation.ended.wait()
                 return
-            self._look(generation, late=time.monotonic() - begun - period)
-
-    def _look(self, generation: Generation, late: float) -> None:
-        """End the generation if a rank is silent for too long; `late` seconds this process itself stood still."""
-        now = time.monotonic()
-        for rank in generation.ranks:
-            rank.last_beat += late  # what came meanwhile has not been read yet
-            busy = generation.state_of(rank) == "busy"
-            limit = self._limits.stuck_s if busy else self._limits.dead_s
-            if now - rank.last_beat > limit:
-                rank.state = "stuck"
-                generation.end(f"rank {rank.spec.name} (pid {rank.pid}) gave no sign for {limit:g} s")
+            now = time.monotonic()
+            generation.look(now, now - begun - period, stuck_s=self._limits.stuck_s, dead_s=self._limits.dead_s)
 
     async def _end(self, generation: Generation) -> None:
         """Kill what is left of a generation, wait until it is gone, and fail what it was working on.
@@ -376,28 +375,17 @@ class ProcessGroup:
         try:
             if self._stopping:
                 await self._send_all(generation, Leave())
-                await self._gone(generation, timeout=2.0)
-            await self._blame_the_dead(generation)
+                await _until(generation.gone, 2.0)
+            await _until(generation.rested, _REST_S)
+            await _until(generation.blame_the_dead, _NEWS_S)
             self._kill_ranks(generation)
-            await self._gone(generation, timeout=_GONE_S)
-            if not self._makers.settled or any(rank.state != "dead" for rank in generation.ranks):
+            await _until(generation.gone, _GONE_S)
+            if not (self._makers.settled and generation.gone()):
                 logger.warning("ranks may be left: ending what makes them")
                 await self._makers.close()
         finally:
             self._kill_ranks(generation)
             self._fail(generation)
-
-    async def _blame_the_dead(self, generation: Generation) -> None:
-        """A rank that dies breaks the collectives of the others: what they raise then is its death, and no bug."""
-        broken = [task for task in generation.tasks.values() if isinstance(task.failure, RankFailed)]
-        end = time.monotonic() + _NEWS_S
-        while broken and time.monotonic() < end:
-            for rank in generation.ranks:
-                if rank.state == "dead":
-                    for task in broken:
-                        task.failure = RankDied(f"rank {rank.spec.name} (pid {rank.pid}) died: {task.failure}")
-                    return
-            await asyncio.sleep(0.01)
 
     def _kill_ranks(self, generation: Generation) -> None:
         for rank in generation.ranks:
@@ -415,14 +403,15 @@ class ProcessGroup:
                 task.future.set_exception(task.failure or RankDied(generation.reason))
         generation.tasks.clear()
 
-    async def _gone(self, generation: Generation, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        while any(rank.state != "dead" for rank in generation.ranks) and time.monotonic() < end:
-            await asyncio.sleep(0.01)
-
     def stop_gently(self) -> None:
         """Let ranks leave by themselves when `supervise` is cancelled next."""
         self._stopping = True
+
+
+async def _until(met: Callable[[], bool], timeout_s: float) -> None:
+    end = time.monotonic() + timeout_s
+    while not met() and time.monotonic() < end:
+        await asyncio.sleep(0.01)
 
 
 async def _first(*events: asyncio.Event) -> None:

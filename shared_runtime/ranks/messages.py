@@ -91,6 +91,13 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Resting:
+    """The rank's main thread is done with a task and takes the next; the rest of it ends in another thread."""
+
+    task: int
+
+
+@dataclass(frozen=True)
 class Done:
     """A task ended well."""
 
@@ -126,7 +133,7 @@ class Hosting:
     port: int
 
 
-FromRank = Ready | Beat | Report | Done | Failed | Unfit | Hosting
+FromRank = Ready | Beat | Report | Resting | Done | Failed | Unfit | Hosting
 
 
 @dataclass(frozen=True)

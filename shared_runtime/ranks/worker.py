@@ -1,8 +1,9 @@
 """A rank: takes orders from its API process, does them, and dies with it. Runs in the forked rank process; torch.
 
 The main thread does `work` orders one after the other; a second thread does `side` orders (a push, a token count) so
-that they need not wait for a clip. A third one only reads the pipe: cancels arrive while work goes on, and the end of
-the pipe ends the process. Beats come from the main thread alone: a rank that hangs in its work is silent.
+that they need not wait for a clip. A third one ends what the main thread left of an order as its `Rest`. A fourth one
+only reads the pipe: cancels arrive while work goes on, and the end of the pipe ends the process. Beats come from the
+main thread alone: a rank that hangs in its work is silent.
 """
 
 import gc
@@ -16,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -36,6 +38,7 @@ from shared_runtime.ranks.messages import (
     RankPipe,
     Ready,
     Report,
+    Resting,
     Unfit,
 )
 from shared_runtime.tracing import Recorder, working_for
@@ -97,6 +100,14 @@ class TaskHandle:
             raise TaskCancelled("cancelled")
 
 
+@dataclass(frozen=True)
+class Rest:
+    """What is left of a command, ended beside the next one; in it nothing is a collective, and no device is used."""
+
+    end: Callable[[], object]
+    """Makes the result of the command."""
+
+
 class RankService(Protocol):
     """What a service runs inside a rank."""
 
@@ -105,7 +116,7 @@ class RankService(Protocol):
         """What this rank holds, for `Ready`."""
 
     def handle(self, command: object, task: TaskHandle) -> object:
-        """Do one command of the service's `commands.py` and return its result."""
+        """Do one command of the service's `commands.py` and return its result, or for `work` what is left to it."""
 
 
 class BuildService(Protocol):
@@ -130,6 +141,7 @@ class Worker:
         self._beater = Beater(pipe)
         self._work: queue.Queue[tuple[Order, TaskHandle] | None] = queue.Queue()
         self._side: queue.Queue[tuple[Order, TaskHandle] | None] = queue.Queue()
+        self._rests: queue.Queue[tuple[Order, Recorder, Rest] | None] = queue.Queue()
         self._handles: dict[int, TaskHandle] = {}
 
     def run(self, build: BuildService, settings: object) -> None:
@@ -147,8 +159,12 @@ class Worker:
             self._pipe.send(Unfit(f"{self._spec.name} could not start: {ours.message}", lasting=False))
             return
         threading.Thread(target=self._serve, args=(service, self._side), name="side", daemon=True).start()
+        resting = threading.Thread(target=self._end_rests, name="rest", daemon=True)
+        resting.start()
         self._pipe.send(Ready(service.facts))
         self._serve(service, self._work, idle=self._beater.beat)
+        self._rests.put(None)
+        resting.join()
 
     def _connect(self) -> None:
         """Meet the other ranks, if there are any: the leader hosts, and the API process tells the others where."""
@@ -198,31 +214,46 @@ class Worker:
             if item is None:
                 return
             order, handle = item
-            answer = self._do(service, order, handle)
-            del self._handles[order.task]
-            self._pipe.send(answer)
+            recorder = Recorder(self._spec.name)
+            answer = self._do(order, recorder, partial(service.handle, order.command, handle))
+            if isinstance(answer, Failed):
+                _forget()
+            if isinstance(answer, Done) and isinstance(answer.result, Rest):
+                self._pipe.send(Resting(order.task))
+                self._rests.put((order, recorder, answer.result))
+            else:
+                self._answer(answer)
 
-    def _do(self, service: RankService, order: Order, handle: TaskHandle) -> Done | Failed:
-        recorder = Recorder(self._spec.name)
+    def _end_rests(self) -> None:
+        while (item := self._rests.get()) is not None:
+            order, recorder, rest = item
+            self._answer(self._do(order, recorder, rest.end, resting=True))
+
+    def _answer(self, answer: Done | Failed) -> None:
+        del self._handles[answer.task]
+        self._pipe.send(answer)
+
+    def _do(
+        self, order: Order, recorder: Recorder, work: Callable[[], object], *, resting: bool = False
+    ) -> Done | Failed:
         with working_for(order.errand, recorder):
             try:
                 begun = time.perf_counter()
-                result = service.handle(order.command, handle)
+                result = work()
                 logger.debug("%s took %.3f s", type(order.command).__name__, time.perf_counter() - begun)
                 return Done(order.task, result, tuple(recorder.spans))
             except Exception as error:
-                failure = replace(self._failed(order, error), spans=tuple(recorder.spans))
+                failure = replace(self._failed(order, error, resting=resting), spans=tuple(recorder.spans))
                 traceback.clear_frames(error.__traceback__)
-        _forget()
-        return failure
+                return failure
 
-    def _failed(self, order: Order, error: Exception) -> Failed:
+    def _failed(self, order: Order, error: Exception, *, resting: bool) -> Failed:
         ours = as_h3_error(error)
         if ours is not error:
             logger.exception("%s failed", type(order.command).__name__)
         # After any other exception nobody knows whether the other ranks still wait in a collective.
         agreed = self._comm.agreed(error) or isinstance(ours, RequestError | TaskCancelled)
-        alone = self._spec.world_size == 1 or order.lane == "side"
+        alone = self._spec.world_size == 1 or order.lane == "side" or resting
         fatal = isinstance(error, torch.AcceleratorError) or not (agreed or alone)
         return Failed(order.task, ours.with_traceback(None), fatal)
 

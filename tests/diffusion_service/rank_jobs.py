@@ -17,7 +17,7 @@ from diffusion_service.sampling.denoise import Denoiser
 from diffusion_service.worker import DiffusionRank
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import Mesh
-from shared_runtime.ranks.worker import TaskHandle
+from shared_runtime.ranks.worker import Rest, TaskHandle
 from shared_runtime.tiny import tiny_checkpoint
 from shared_runtime.transport.codec import checksum, gather
 from shared_runtime.transport.shm import ShmSender
@@ -153,7 +153,10 @@ def jobs(comm: RankComm, task: TaskHandle, settings: DiffusionRankSettings, comm
     clips = {}
     for command in commands:
         with _latents() as seen, _events(task) as told:
-            generated = rank.handle(command, task)
+            rest = rank.handle(command, task)
+        if not isinstance(rest, Rest):
+            continue
+        generated = rest.end()
         assert isinstance(generated, Generated)
         (output,) = generated.outputs
         clips[command.task] = Made((output.frames_sha256, output.audio_sha256), *seen, generated, tuple(told))

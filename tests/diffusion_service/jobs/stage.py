@@ -46,6 +46,12 @@ RULES = RunnerRules(
 )
 
 
+def _open() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class HeldHandover:
     """Lands a payload once `gate` is open; `errors` are raised first, one a call."""
@@ -80,10 +86,15 @@ class HeldHandover:
 
 @dataclass
 class HeldEngine:
-    """Makes a clip of two steps and two chunks, each once `gate` is open."""
+    """Makes a clip of two steps and two chunks, each once `gate` is open, and has its file whole once `mux` is.
+
+    A job that waits for `mux` has closed the gate behind it.
+    """
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    mux: asyncio.Event = field(default_factory=_open)
     errors: list[Exception] = field(default_factory=list)
+    mux_errors: list[Exception] = field(default_factory=list)
     at_work: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
 
@@ -107,6 +118,11 @@ class HeldEngine:
                     await self.gate.wait()
                     hear(event)
                     await asyncio.sleep(0)
+                if index == len(paths) - 1 and not self.mux.is_set():
+                    self.gate.clear()
+                    await self.mux.wait()
+                if self.mux_errors:
+                    raise self.mux_errors.pop(0)
                 path.write_bytes(b"clip")
                 digests = {"frames_sha256": "f" * 64, "audio_sha256": "a" * 64}
                 made.append(

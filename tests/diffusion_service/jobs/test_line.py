@@ -14,6 +14,7 @@ class Stood:
     id: str
     turn: Turn
     begun: bool = False
+    decoded: bool = False
     landed: bool = False
     starving: bool = False
 

@@ -3,14 +3,16 @@
 import os
 import signal
 import socket
+import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from shared_runtime.ranks.comm import RankComm
 from shared_runtime.ranks.mesh import RankSpec
 from shared_runtime.ranks.messages import RankFacts
-from shared_runtime.ranks.worker import Beater, TaskHandle, rank_main
+from shared_runtime.ranks.worker import Beater, Rest, TaskHandle, rank_main
 from shared_schema.errors import DeployError, InvalidRequest
 
 
@@ -74,6 +76,14 @@ class Fall:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Leave:
+    """The leader leaves `seconds` of it to the rest, which then raises, or answers with the name of its thread."""
+
+    seconds: float
+    kind: str | None = None
+
+
 class PuppetRank:
     """Does the commands above."""
 
@@ -106,7 +116,16 @@ class PuppetRank:
                     raise RuntimeError("connection closed by peer")
                 time.sleep(seconds)
                 os.kill(os.getpid(), signal.SIGKILL)
+            case Leave(seconds, kind) if self._spec.is_leader:
+                return Rest(partial(_end, seconds, kind))
         return None
+
+
+def _end(seconds: float, kind: str | None) -> str:
+    time.sleep(seconds)
+    if kind is not None:
+        raise _ERRORS[kind]
+    return threading.current_thread().name
 
 
 _ERRORS = {
