@@ -15,7 +15,8 @@ from shared_schema.tasks import FPS, Task
 from shared_schema.videos import FINAL
 
 PHASES: Final = ("encode", "transfer", "prepare", "denoise", "audio_decode", "video_decode", "mux")
-"""Parts of a job that do not overlap, in order; each is a name of `stage_durations`."""
+"""Parts of a job, in order; each is a name of `stage_durations`. They do not overlap, but that a file is finished
+(`mux`) beside the next output, or the next job."""
 _FORWARD_S: Final = tuple(step * 10.0**power for power in (-2, -1, 0, 1) for step in (1, 2, 5))
 _PHASE_S: Final = (*_FORWARD_S, 100.0, 200.0, 500.0, 1000.0, 3600.0)
 _WAIT_S: Final = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 21600)

@@ -17,7 +17,8 @@ def log_end(job: Job, *, encoder_ranks: int, diffusion_ranks: int) -> None:
 def gpu_seconds(job: Job, *, encoder_ranks: int, diffusion_ranks: int) -> float:
     """Seconds of ranks that the job's last attempt took: of the encoder's, and of the diffusion service's.
 
-    What another job had encoded costs nothing. A job that did not complete is counted from its start.
+    What another job had encoded costs nothing, nor does the file that is finished while the ranks make the next job.
+    A job that did not complete is counted from its start.
     """
     durations = job.stage_durations
     encoding = 0.0 if job.conditioning_cache == "hit" else durations.get("encode", 0.0)
@@ -26,7 +27,7 @@ def gpu_seconds(job: Job, *, encoder_ranks: int, diffusion_ranks: int) -> float:
 
 def _made_s(job: Job, encoding: float) -> float:
     if job.result is not None:
-        return sum(job.result.stage_durations.values())
+        return sum(seconds for stage, seconds in job.result.stage_durations.items() if stage != "mux")
     if job.phase not in ("denoising", "decoding", "muxing") or job.started_at is None or job.completed_at is None:
         return 0.0
     return max(job.completed_at - job.started_at - encoding, 0.0)

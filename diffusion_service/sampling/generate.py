@@ -5,8 +5,8 @@ The last file is left to be finished beside the next job: that is the `Rest` of 
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,12 +136,14 @@ class Generator:
             TaskCancelled: from `tell`.
         """
         pipeline, made = self._pipelines[command.task], list[_Made]()
-        with self._finisher:
+        with ExitStack() as failing:
+            failing.callback(_settle, made)
             for target in command.outputs:
                 with timings.of("prepare"):
                     before = self._prepare[command.task]
                     state = prepare(pipeline, before, command, target.seed, conditions, blocks, keyframes)
                 made.append(self._make(command, tuple(made), pipeline, state, timings, tell, beat))
+            failing.pop_all()
         peak_mb = _peak_memory_mb(self._comm.device)
         return Rest(lambda: _generated(command, made, timings, peak_mb)) if self._comm.is_leader else None
 
@@ -198,6 +200,11 @@ class Generator:
 
         self._comm.from_busy_leader(decode, beat)
         return waveform
+
+
+def _settle(made: Sequence[_Made]) -> None:
+    """Wait until nobody writes these files."""
+    wait([clip.file for clip in made if clip.file is not None])
 
 
 def _generated(command: Generate, made: Sequence[_Made], timings: Timings, peak_memory_mb: float | None) -> Generated:

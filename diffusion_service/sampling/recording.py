@@ -52,16 +52,6 @@ class Finisher:
             with span("wait for the last file"):
                 wait([last])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """An error leaves once nobody writes any more."""
-        if kind is not None:
-            self.settle()
-
 
 class Recording:
     """An MP4 in the making; leaving the context without `finish` removes it.

@@ -7,6 +7,8 @@ gates on the way. A gate is a file in the folder `FAULT_GATES`:
     <phase>.raise-1    rank 1 raises there
     <phase>.memory-1   rank 1 runs out of memory there
     <phase>.spin-1     rank 1 loops there without a beat, while the others wait for it in a collective
+    muxing             the leader completes no file until this one is gone
+    muxing.full-0      the leader finds no room for the end of a file
 """
 
 import sys

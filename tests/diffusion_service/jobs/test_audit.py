@@ -27,6 +27,13 @@ def test_seconds_of_every_rank_that_worked_are_counted() -> None:
     assert used(completed(encoded("miss"))) == 0.5 * 2 + 1.0 * 4
 
 
+def test_a_file_that_is_finished_beside_the_next_job_holds_no_rank() -> None:
+    job = completed(encoded("miss"))
+    assert job.result is not None
+    muxed = job.result.model_copy(update={"stage_durations": {"denoise": 1.0, "mux": 3.0}})
+    assert used(job.model_copy(update={"result": muxed})) == 0.5 * 2 + 1.0 * 4
+
+
 def test_what_was_encoded_for_another_job_costs_nothing() -> None:
     assert used(completed(encoded("hit"))) == 1.0 * 4
 

@@ -50,6 +50,34 @@ def test_a_job_that_was_encoded_first_still_waits_for_its_turn() -> None:
     asyncio.run(play())
 
 
+def test_the_second_is_made_once_the_first_is_decoded_and_no_third() -> None:
+    async def play() -> None:
+        one, two, three = (Stood(name, (0, place)) for place, name in enumerate(("one", "two", "three")))
+        line = line_of(one, two, three)
+        turns = [asyncio.create_task(line.turn(each)) for each in (two, three)]
+        line.decode(one)
+        await asyncio.sleep(0.01)
+        assert [turn.done() for turn in turns] == [True, False]
+        assert (line.first, line.ahead) == (two, 2)
+        end = asyncio.create_task(line.end(two))
+        line.decode(two)
+        await asyncio.sleep(0.01)
+        assert (line.first, line.ahead, end.done(), turns[1].done()) == (None, 1, False, False)
+        line.leave(one)
+        await asyncio.wait_for(asyncio.gather(end, turns[1]), 1)
+        assert line.first is three
+
+    asyncio.run(play())
+
+
+def test_what_has_begun_stays_in_the_order_in_which_it_began() -> None:
+    first, urgent = Stood("first", (0, 1), begun=True, decoded=True), Stood("urgent", (-9, 2))
+    line = line_of(first, urgent)
+    urgent.begun = True
+    line.join(Stood("late", (0, 3)))
+    assert [job.id for job in line] == ["first", "urgent", "late"]
+
+
 def test_the_last_one_ahead_is_none_that_has_begun() -> None:
     begun = Stood("begun", (0, 1), begun=True)
     assert line_of(begun).last_ahead is None
@@ -67,3 +95,9 @@ def test_room_is_taken_from_the_last_landed_job_only_while_the_first_cannot_go_o
     assert line.blocked_by() is second
     first.landed = True
     assert line.blocked_by() is None, "the first one will give its room back by itself"
+
+
+def test_room_is_not_taken_from_a_job_whose_file_is_being_finished() -> None:
+    done = Stood("a", (0, 1), begun=True, decoded=True, landed=True)
+    line = line_of(done, Stood("b", (0, 2), starving=True))
+    assert line.blocked_by() is None

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from shared_runtime.ranks.group import ProcessGroup
+from shared_runtime.ranks.mesh import Mesh, rank_specs
 from shared_schema.errors import H3Error, InvalidRequest, RankDied, RankFailed
-from tests.shared_runtime.ranks.living import LivingGroup
-from tests.shared_runtime.ranks.puppet import Leave, Raise, Say, Steps
+from tests.shared_runtime.ranks.living import PUPPETS, QUICK, LivingGroup
+from tests.shared_runtime.ranks.puppet import Leave, Puppet, Raise, Say, Steps
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -143,6 +144,22 @@ def test_a_cancel_of_either_command_leaves_the_other(two: LivingGroup) -> None:
         assert await rest == "rest"
 
     two.do(body)
+
+
+def test_a_group_that_is_stopped_gently_ends_the_rest_first() -> None:
+    group = ProcessGroup(rank_specs("puppet", Mesh(), ("cpu",)), PUPPETS, Puppet(), QUICK)
+
+    async def scenario() -> None:
+        supervising = asyncio.create_task(group.supervise())
+        async with asyncio.timeout(100):
+            await group.until_ready()
+        rest, _, _ = await beside(group, Leave(0.7), count=4)
+        group.stop_gently()
+        supervising.cancel()
+        assert await rest == "rest"
+        await asyncio.wait([supervising])
+
+    asyncio.run(scenario())
 
 
 def test_fifty_rests_leave_no_thread(two: LivingGroup) -> None:
