@@ -78,6 +78,16 @@ def overlapping(pair: Pair, gates: Gates, first: dict[str, str] | None = None) -
         yield jobs
 
 
+@contextmanager
+def first_output_held(pair: Pair, gates: Gates) -> Iterator[str]:
+    """A job of two outputs: the file of the first one is held until the end of the block, the second one denoises."""
+    with gates.held("muxing"):
+        job = pair.submit({**LONG, "num_outputs_per_prompt": "2"})
+        pair.wait_phase(job, "muxing")
+        pair.wait_phase(job, "denoising")
+        yield job
+
+
 def test_the_next_job_makes_steps_while_a_file_is_finished_and_they_end_in_order(
     spread: Pair, gates: Gates, digest: Digest
 ) -> None:
@@ -97,27 +107,36 @@ def test_the_next_job_makes_steps_while_a_file_is_finished_and_they_end_in_order
 def test_a_file_of_one_output_is_finished_while_the_next_one_denoises(
     spread: Pair, gates: Gates, digest: Digest
 ) -> None:
-    with gates.held("muxing"):
-        job = spread.submit({**LONG, "num_outputs_per_prompt": "2"})
-        spread.wait_phase(job, "muxing")
-        spread.wait_phase(job, "denoising")
+    with first_output_held(spread, gates) as job:
         gates.wait("muxing")
     assert len(spread.completed(job)["outputs"]) == 2  # type: ignore[arg-type]
 
 
-def test_a_full_disk_under_one_output_fails_the_whole_job(spread: Pair, gates: Gates) -> None:
+def test_a_full_disk_under_one_output_fails_the_whole_job_before_the_next_one_is_decoded(
+    spread: Pair, gates: Gates
+) -> None:
     ranks = spread.diffusion.rank_pids()
-    with gates.held("muxing"):
-        job = spread.submit({**LONG, "num_outputs_per_prompt": "2"})
-        spread.wait_phase(job, "muxing")
-        spread.wait_phase(job, "denoising")
+    with first_output_held(spread, gates) as job:
+        (gates.folder / "decoding.reached-0").unlink()
         (gates.folder / "muxing.full-0").touch()
         (gates.folder / "muxing").unlink()
         failed = spread.wait_final(job)
+        assert not (gates.folder / "decoding.reached-0").exists()
     assert (failed["status"], failed["error"]["code"]) == ("failed", "internal_error")  # type: ignore[index]
     assert spread.unfinished_files() == []
     assert not list(spread.state.rglob(f"{job}*"))
     assert spread.diffusion.rank_pids() == ranks
+
+
+def test_a_cancel_is_over_once_nobody_writes_a_file_of_the_job(spread: Pair, gates: Gates) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with first_output_held(spread, gates) as job:
+            cancelling = pool.submit(spread.client.post, f"/v1/videos/{job}/cancel")
+            time.sleep(0.7)
+            assert not cancelling.done()
+        assert cancelling.result().json()["status"] == "cancelled"
+    assert spread.unfinished_files() == []
+    assert not list(spread.state.rglob(f"{job}*"))
 
 
 @pytest.mark.parametrize("process", ["diffusion-u0", "diffusion-u1"])

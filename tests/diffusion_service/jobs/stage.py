@@ -92,6 +92,8 @@ class HeldEngine:
     """
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    pauses: bool = True
+    """Between two events; else they are heard of at once."""
     mux: asyncio.Event = field(default_factory=_open)
     errors: list[Exception] = field(default_factory=list)
     mux_errors: list[Exception] = field(default_factory=list)
@@ -117,7 +119,8 @@ class HeldEngine:
                 for event in (*steps, ChunkDone(1, 2, index), ChunkDone(2, 2, index), Muxing(index)):
                     await self.gate.wait()
                     hear(event)
-                    await asyncio.sleep(0)
+                    if self.pauses:
+                        await asyncio.sleep(0)
                 if index == len(paths) - 1 and not self.mux.is_set():
                     self.gate.clear()
                     await self.mux.wait()

@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diffusion_service.jobs.conduct import Conduct
 from diffusion_service.jobs.progress import Stage as Reached
 from shared_schema.errors import JobFailed, RankDied
 from tests.diffusion_service.jobs.stage import LATEST_S, RULES, Stage, play
@@ -51,28 +53,55 @@ def test_the_next_job_denoises_while_the_file_of_the_last_one_is_finished(tmp_pa
     play(tmp_path, scenario)
 
 
+@contextmanager
+def gate_closed_after(stage: Stage, job_id: str, phase: Reached, done: int, output: int) -> Iterator[Conduct]:
+    """The job stops once it has reached that."""
+    conduct = stage.runner._line.find(job_id)
+    assert conduct is not None
+    reached = conduct._reached
+
+    def holding(now: Reached, parts: int, of: int, index: int) -> None:
+        reached(now, parts, of, index)
+        if (now, parts, index) == (phase, done, output):
+            stage.engine.gate.clear()
+
+    conduct._reached = holding  # type: ignore[method-assign]
+    yield conduct
+    conduct._reached = reached  # type: ignore[method-assign]
+
+
 def test_of_several_outputs_only_the_last_file_is_finished_beside_the_next_job(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         stage.handover.gate.set()
         first, second = await stage.add(outputs=2), await stage.add()
         await stage.until(lambda: second in stage.handover.held)
-        conduct = stage.runner._line.find(first)
-        assert conduct is not None
-        reached = conduct._reached
-
-        def holding(phase: Reached, done: int, of: int, output: int) -> None:
-            reached(phase, done, of, output)
-            if (phase, output) == ("muxing", 0):
-                stage.engine.gate.clear()
-
-        conduct._reached = holding  # type: ignore[method-assign]
-        stage.engine.gate.set()
-        await stage.until(in_phase(stage, first, "muxing"))
-        await asyncio.sleep(0.05)
-        assert stage.engine.at_work == [first]
+        with gate_closed_after(stage, first, "muxing", 0, 0):
+            stage.engine.gate.set()
+            await stage.until(in_phase(stage, first, "muxing"))
+            await asyncio.sleep(0.05)
+            assert stage.engine.at_work == [first]
         stage.engine.gate.set()
         for each in (first, second):
             assert (await stage.final(each)).status == "completed"
+
+    play(tmp_path, scenario)
+
+
+def test_muxing_is_shown_when_it_is_heard_of_together_with_the_last_chunk(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.engine.pauses = False
+        stage.handover.gate.set()
+        job = await stage.add()
+        await stage.until(lambda: stage.engine.at_work)
+        with gate_closed_after(stage, job, "decoding", 1, 0) as conduct:
+            stage.engine.mux.clear()
+            stage.engine.gate.set()
+            await stage.until(in_phase(stage, job, "decoding"))
+            await stage.until(lambda: conduct._writer is not None and conduct._writer.done())
+        stage.engine.gate.set()
+        await stage.until(in_phase(stage, job, "muxing"))
+        stage.engine.mux.set()
+        assert (await stage.final(job)).status == "completed"
 
     play(tmp_path, scenario)
 
