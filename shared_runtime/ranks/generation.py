@@ -83,12 +83,9 @@ class Generation:
         return all(rank.state == "dead" for rank in self.ranks)
 
     def rested(self) -> bool:
-        """Whether the leader has nothing left of a task that the others have answered, or cannot end it."""
-        leader = self.ranks[0] if self.ranks else None
-        if leader is None or leader.state != "ready":
-            return True
-        rests = [task for task in self.tasks.values() if task.resting_since is not None]
-        return all(task.waiting != {leader.spec.rank} for task in rests)
+        """Whether no task is left that the leader has only the rest of, and that all who owe an answer could end."""
+        able = {rank.spec.rank for rank in self.ranks if rank.state == "ready"}
+        return not any(task.resting_since is not None and task.waiting <= able for task in self.tasks.values())
 
     def blame_the_dead(self) -> bool:
         """A rank that dies breaks the collectives of the others: what they raise then is its death, and no bug.
