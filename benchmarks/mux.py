@@ -4,7 +4,7 @@
     python -m benchmarks.mux --set '{"lookahead": 5}' --set '{"lookahead": 5, "sliced_threads": true}'
 
 Frames come as a decoder of that speed makes them, chunk by chunk. `tail` is from the last chunk to the finished file.
-Half of the frames' pixels are noise, which is slowest to encode: made-up weights make such clips.
+Half of the frames' pixels are noise, which is slowest to encode; `--noise 1` makes all of them so, as made-up weights do.
 """
 
 import argparse
@@ -36,14 +36,14 @@ SETTINGS: tuple[dict[str, object], ...] = (
 )
 
 
-def chunks(frames: int, height: int, width: int) -> Iterator[NDArray[np.uint8]]:
-    """All frames, as many at a time as the decoder makes: a landscape whose left half is noise."""
+def chunks(frames: int, height: int, width: int, noise: float) -> Iterator[NDArray[np.uint8]]:
+    """All frames, as many at a time as the decoder makes: a landscape whose left part, so much of it, is noise."""
     random = np.random.default_rng(0)
     picture = landscape(width, height, sun=0.5)
     for first in range(0, frames, FRAMES_PER_CHUNK):
         count = min(FRAMES_PER_CHUNK, frames - first)
         chunk = np.repeat(picture[None], count, axis=0)
-        noisy = chunk[:, :, : width // 2]
+        noisy = chunk[:, :, : round(width * noise)]
         noisy[...] = random.integers(0, 256, noisy.shape, dtype=np.uint8)
         yield chunk
 
@@ -69,11 +69,13 @@ def main() -> None:
     parser.add_argument("--size", default="768x1344", help="height x width")
     parser.add_argument("--frames", type=int, default=124)
     parser.add_argument("--seconds", type=float, default=3.8, help="of the decoder, for all of them")
+    parser.add_argument("--noise", type=float, default=0.5, help="part of every picture")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", type=json.loads, action="append", help="JSON of a setting; repeat")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    given = list(chunks(arguments.frames, *map(int, arguments.size.split("x"))))
+    height, width = map(int, arguments.size.split("x"))
+    given = list(chunks(arguments.frames, height, width, arguments.noise))
     rows: list[dict[str, object]] = []
     print("| x264 | tail s | MB |\n|---|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
