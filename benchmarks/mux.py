@@ -4,7 +4,7 @@
     python -m benchmarks.mux --set '{"lookahead": 5}' --set '{"lookahead": 5, "sliced_threads": true}'
 
 Frames come as a decoder of that speed makes them, chunk by chunk. `tail` is from the last chunk to the finished file.
-Half of the frames' pixels are noise, which is slowest to encode; `--noise 1` makes all of them so, as made-up weights do.
+Half of the frames' pixels are noise, the slowest to encode; `--noise 1` makes all of them so, as random weights do.
 """
 
 import argparse
