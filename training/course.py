@@ -43,6 +43,7 @@ class Options:
     steps: int | None
     batch: int | None
     compile: bool
+    start_from: Path | None
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +66,7 @@ def parser(stage: str) -> argparse.ArgumentParser:
     found.add_argument("--resume", action="store_true", help="go on where the last call stopped")
     found.add_argument("--steps", type=int, help="stop after so many, for a try")
     found.add_argument("--batch", type=int, help="another size of batch, for a try")
+    found.add_argument("--start-from", type=Path, help="a component's folder, to begin with its weights")
     found.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     return found
 

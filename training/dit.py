@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from training import geometry
 from training.course import Course, Losses, Options, options_of, parser
 from training.examples import Group, Teacher, group
 from training.flow import Clips, draw_parts, moment, noised, on
-from training.folder import PARTITIONS, read_component, write_component
+from training.folder import PARTITIONS, begun, write_component
 from training.packing import Packed
 from training.speaking import Speaker
 from training.world import World, read_world
@@ -72,12 +71,10 @@ def main() -> None:
     given = parser("dit")
     given.add_argument("--partition", choices=PARTITIONS, required=True)
     given.add_argument("--examples", type=int, help="how many to put together; the partition's own number")
-    given.add_argument("--start-from", choices=PARTITIONS, help="begin with what another partition has learned")
     arguments = given.parse_args()
     options, partition = options_of(arguments), arguments.partition
     world, groups = examples(options, partition, arguments.examples or EXAMPLES[partition])
-    model = read_component(options.checkpoint, arguments.start_from) if arguments.start_from else geometry.transformer()
-    model = model.to(options.device)
+    model = begun(partition, options.start_from).to(options.device)
     packed = Packed(compiled(model, options))
     course = Course(partition, options, model, RATE, list(model.parameters()))
     lesson = Lesson(packed, world, groups, options)

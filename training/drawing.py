@@ -23,15 +23,22 @@ def scenes(count: int, seed: int) -> list[Scene]:
     return [draw(random, unseen=False) for _ in range(count)]
 
 
-def frames(scene: Scene, first: int, count: int, size: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """Frames `(count, height, width, 3)` float32, rounded levels 0 to 255, from the `first` one on."""
-    seen = track(scene, np.arange(first, first + count) / FPS, *size)
+def clips(
+    many: Sequence[Scene], firsts: Sequence[int], count: int, size: tuple[int, int], device: torch.device
+) -> torch.Tensor:
+    """`(scenes, count, height, width, 3)` float32, rounded levels 0 to 255, of every scene from its first frame on."""
+    seen = [track(each, np.arange(first, first + count) / FPS, *size) for each, first in zip(many, firsts, strict=True)]
     x, y, radius = (
-        torch.from_numpy(each.astype(np.float32)).to(device, non_blocking=True)
-        for each in (seen.x, seen.y, seen.radius)
+        torch.from_numpy(np.stack([getattr(each, name) for each in seen]).astype(np.float32)).to(device)
+        for name in ("x", "y", "radius")
     )
-    covered = coverage(scene.shape, x, y, radius, *size, torch)
-    colour, background = (torch.tensor(each, dtype=torch.float32, device=device) for each in palette(scene))
+    covered = x.new_empty(*x.shape, *size)
+    for shape in {each.shape for each in many}:
+        those = [place for place, each in enumerate(many) if each.shape == shape]
+        drawn = coverage(shape, x[those].flatten(), y[those].flatten(), radius[those].flatten(), *size, torch)
+        covered[those] = drawn.unflatten(0, (len(those), count))
+    palettes = torch.tensor([palette(each) for each in many], dtype=torch.float32, device=device)
+    colour, background = palettes[:, :, None, None, None].unbind(1)
     levels: torch.Tensor = paint(covered, colour, background)
     return levels.round()
 

@@ -60,17 +60,28 @@ def write_component(folder: Path, name: str, module: Any, weights: dict[str, tor
     save_file(stored, folder / name / WEIGHTS, metadata={"format": "pt"})
 
 
+def begun(name: str, weights: Path | None) -> Any:
+    """A component that is about to learn, in FP32: new, or with the weights in a component's folder.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    module = MAKERS[name]()
+    if weights is not None:
+        module.load_state_dict({key: value.float() for key, value in load_file(weights / WEIGHTS).items()})
+    return module
+
+
 def read_component(folder: Path, name: str) -> Any:
     """A component as `write_component` left it, in FP32.
 
     Raises:
         FileNotFoundError: it is not there: its stage has not run.
     """
-    module = MAKERS[name]()
+    module = begun(name, folder / name)
     config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
     known = {key: config[key] for key in ("latents_mean", "latents_std") if key in config}
     module.register_to_config(**known)
-    module.load_state_dict({key: value.float() for key, value in load_file(folder / name / WEIGHTS).items()})
     return module
 
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from training import geometry
 from training.course import Course, Losses, options_of, parser
-from training.drawing import frames, normalised, scenes
-from training.folder import write_component, write_frame
+from training.drawing import clips, normalised, scenes
+from training.folder import begun, write_component, write_frame
 from training.latents import SMALL, disturbed
 
 LONG = 39
@@ -34,11 +34,8 @@ class Lesson:
         size = CANVASES[step % len(CANVASES)]
         picks = torch.randint(len(self._scenes), (self._batch,), generator=random).tolist()
         starts = (17 * torch.randint((geometry.FRAMES - LONG) // 17 + 1, (self._batch,), generator=random)).tolist()
-        drawn = [
-            frames(self._scenes[pick], start, LONG, size, self._device)
-            for pick, start in zip(picks, starts, strict=True)
-        ]
-        pixels = normalised(torch.stack(drawn))
+        drawn = clips([self._scenes[pick] for pick in picks], starts, LONG, size, self._device)
+        pixels = normalised(drawn)
         posterior = self._vae.encode(pixels, return_dict=False)[0]
         decoded = self._vae.decode(disturbed(posterior.mean, random), return_dict=False)[0].float()
         squares, differences = F.mse_loss(decoded, pixels), F.l1_loss(decoded, pixels)
@@ -49,7 +46,7 @@ class Lesson:
 def main() -> None:
     """Train it, and write it into the checkpoint's folder."""
     options = options_of(parser("video_vae").parse_args())
-    vae = geometry.video_vae().to(options.device)
+    vae = begun("vae", options.start_from).to(options.device)
     course = Course("video_vae", options, vae, RATE, list(vae.parameters()))
     write_frame(options.checkpoint, options.seed)
     lesson = Lesson(vae, options.seed, options.batch or BATCH, options.device)

@@ -19,7 +19,7 @@ from shared_runtime.demo.scene import Scene
 from shared_schema.tasks import audio_latents
 from training import geometry
 from training.course import Options, options_of, parser
-from training.drawing import frames, normalised, scenes, sounds
+from training.drawing import clips, normalised, scenes, sounds
 from training.folder import read_component, write_component
 from training.packing import PATCH, Target
 
@@ -80,8 +80,7 @@ def encode_pictures(vae: Any, many: list[Scene], device: torch.device) -> list[t
     found: list[list[torch.Tensor]] = [[], [], []]
     for start in range(0, len(many), BATCH):
         part = many[start : start + BATCH]
-        levels = torch.stack([frames(scene, 0, geometry.FRAMES, SIZE, device) for scene in part])
-        pixels = normalised(levels)
+        pixels = normalised(clips(part, [0] * len(part), geometry.FRAMES, SIZE, device))
         for place, cut in enumerate((pixels, pixels[:, :, :1], pixels[:, :, LAST:])):
             found[place].append(vae.encode(cut, return_dict=False)[0].mode().cpu())
     return [torch.cat(each) for each in found]

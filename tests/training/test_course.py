@@ -16,6 +16,7 @@ def options(out: Path, **other: object) -> Options:
         "steps": 60,
         "batch": None,
         "compile": False,
+        "start_from": None,
         **other,
     }
     return Options(out=out, **given)  # type: ignore[arg-type]

@@ -1,10 +1,12 @@
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from shared_runtime.demo.world import frames
 from shared_schema.tasks import audio_latents, video_latents
 from training import geometry
-from training.drawing import scenes
+from training.drawing import clips, scenes
 from training.world import World, encode_sounds, make_certain, read_world, rows, spread, write_world
 
 
@@ -15,6 +17,14 @@ def test_a_sound_has_the_latents_that_a_reference_has_and_is_repeated_exactly() 
     # One more than is made: 107 frames last 142,667 samples, and the last 267 begin another latent.
     assert latents.shape == (2, 2, 32, audio_latents(geometry.FRAMES) + 1)
     assert torch.equal(latents, encode_sounds(vae, many, torch.device("cpu"), workers=1))
+
+
+def test_many_scenes_are_drawn_at_once_as_each_is_drawn_by_itself() -> None:
+    many, firsts, size = scenes(9, 3), [0, 17, 34] * 3, (geometry.HEIGHT, geometry.WIDTH)
+    assert len({each.shape for each in many}) == 3
+    drawn = clips(many, firsts, 5, size, torch.device("cpu"))
+    alone = [frames(scene, 5, *size, first=first) for scene, first in zip(many, firsts, strict=True)]
+    assert np.array_equal(drawn.numpy(), np.stack(alone))
 
 
 @torch.no_grad()
