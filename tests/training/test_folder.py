@@ -18,7 +18,7 @@ from shared_runtime.weights import (
 )
 from shared_schema.tasks import aspect_ratio, canvas_for_ratio
 from training import geometry
-from training.folder import MAKERS, PARTITIONS, megabytes, read_component, write_component
+from training.folder import MAKERS, PARTITIONS, begun, megabytes, read_component, write_component
 
 ENCODER: frozenset[Component] = frozenset(
     {"text_encoder", "tokenizer", "processor", "vae_encoder", "audio_vae_encoder"}
@@ -100,3 +100,13 @@ def test_a_component_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert again.config.latents_mean == [0.5] * 24
     assert all(torch.equal(a, b) for a, b in zip(vae.parameters(), again.parameters(), strict=True))
     assert set(MAKERS) == {"vae", "audio_vae", *PARTITIONS}
+
+
+@pytest.mark.parametrize("name", ["vae", "audio_vae", "transformer"])
+def test_a_stage_begins_with_what_was_learned_before(name: str) -> None:
+    torch.manual_seed(0)
+    new, taught = begun(name, None), begun(name, Path("training/begun") / name)
+    assert all(weight.dtype == torch.float32 and weight.isfinite().all() for weight in taught.parameters())
+    pairs = zip(new.state_dict().items(), taught.state_dict().values(), strict=True)
+    same = {key for (key, one), other in pairs if torch.equal(one, other)}
+    assert not same & {key for key, _ in new.named_parameters() if "logs_proj" not in key}
