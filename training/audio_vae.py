@@ -66,10 +66,11 @@ def struck(waves: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     """
     hop = SAMPLE_RATE // AUDIO_LATENTS_PER_SECOND
     click = torch.from_numpy(clicks(np.zeros(1), np.arange(hop) / SAMPLE_RATE)).to(waves)
-    pieces = waves.unflatten(1, (-1, hop))
+    pieces = waves.view(len(waves), -1, hop)
     loud = torch.rand(pieces.shape[:2], generator=random).sqrt()
     chosen = torch.rand(pieces.shape[:2], generator=random) < STRUCK
-    return (pieces + (loud * chosen).to(waves.device)[..., None] * click).flatten(1)
+    added = (loud * chosen).to(waves.device)[..., None] * click
+    return waves + added.flatten(1)
 
 
 def _sharpened(waves: torch.Tensor) -> torch.Tensor:
