@@ -53,7 +53,6 @@ def test_nothing_is_taken_back_by_an_answer_that_comes_late(page: Page) -> None:
 def test_phases_steps_and_time_left_are_shown_as_they_come(page: Page) -> None:
     watch(page)
     long(page, "every step of it")
-    page.locator("#length").press("Home")
     page.locator("#steps").fill("150")
     send(page)
     expect(page.locator(".rail .here")).to_have_text("Denoising", timeout=MADE_MS)
