@@ -92,7 +92,7 @@ def _spectra(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     """Train it, and write it into the checkpoint's folder."""
-    given = parser("audio_vae")
+    given = parser("audio_vae", begins=True)
     given.add_argument("--pool", type=int, default=POOL, help="sounds to learn from")
     arguments = given.parse_args()
     options = options_of(arguments)

@@ -56,8 +56,8 @@ class Options:
         return self.out / "checkpoint"
 
 
-def parser(stage: str) -> argparse.ArgumentParser:
-    """Of the flags that all stages have."""
+def parser(stage: str, *, begins: bool = False) -> argparse.ArgumentParser:
+    """Of the flags that all stages have; with `begins`, also the one of a stage that may begin with weights."""
     found = argparse.ArgumentParser(description=f"Train the demo checkpoint: stage {stage}.")
     found.add_argument("--out", type=Path, required=True, help="where everything is kept")
     found.add_argument("--minutes", type=float, default=1.0, help="of this stage in all, also over several calls")
@@ -66,7 +66,9 @@ def parser(stage: str) -> argparse.ArgumentParser:
     found.add_argument("--resume", action="store_true", help="go on where the last call stopped")
     found.add_argument("--steps", type=int, help="stop after so many, for a try")
     found.add_argument("--batch", type=int, help="another size of batch, for a try")
-    found.add_argument("--start-from", type=Path, help="a component's folder, to begin with its weights")
+    found.set_defaults(start_from=None)
+    if begins:
+        found.add_argument("--start-from", type=Path, help="a component's folder, to begin with its weights")
     found.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     return found
 

@@ -68,7 +68,7 @@ def compiled(transformer: Any, options: Options) -> Any:
 
 def main() -> None:
     """Train one partition, and write it into the checkpoint's folder."""
-    given = parser("dit")
+    given = parser("dit", begins=True)
     given.add_argument("--partition", choices=PARTITIONS, required=True)
     given.add_argument("--examples", type=int, help="how many to put together; the partition's own number")
     arguments = given.parse_args()

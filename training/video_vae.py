@@ -45,7 +45,7 @@ class Lesson:
 
 def main() -> None:
     """Train it, and write it into the checkpoint's folder."""
-    options = options_of(parser("video_vae").parse_args())
+    options = options_of(parser("video_vae", begins=True).parse_args())
     vae = begun("vae", options.start_from).to(options.device)
     course = Course("video_vae", options, vae, RATE, list(vae.parameters()))
     write_frame(options.checkpoint, options.seed)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.course import Course, Losses, Options
+from training.course import Course, Losses, Options, options_of, parser
 
 
 def options(out: Path, **other: object) -> Options:
@@ -127,3 +127,11 @@ def test_a_loss_that_is_no_number_ends_the_stage(tmp_path: Path) -> None:
     course = task.course(options(tmp_path))
     with pytest.raises(FloatingPointError, match="sums"):
         course.run(lambda step: {"total": task(step)["total"] * float("nan")}, lambda: None)
+
+
+def test_only_a_stage_that_may_begin_with_weights_takes_them(tmp_path: Path) -> None:
+    flags = ["--out", str(tmp_path), "--start-from", "weights"]
+    assert options_of(parser("dit", begins=True).parse_args(flags)).start_from == Path("weights")
+    assert options_of(parser("turbo").parse_args(flags[:2])).start_from is None
+    with pytest.raises(SystemExit):
+        parser("turbo").parse_args(flags)
