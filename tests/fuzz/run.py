@@ -7,6 +7,7 @@ be one that the document describes. Afterwards the pair must still make the clip
 """
 
 import argparse
+import os
 import random
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from tests.end_to_end.clips import TEXT
 from tests.end_to_end.pair import Pair, Service, make_pair
 
 SETTINGS = {"queue_limit": 8, "sync_timeout_s": 3, "drain_s": 3, "encode_timeout_s": 60}
+ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 GRACE_S = 120
 """schemathesis finishes the case that it is at, and shrinks nothing."""
@@ -29,13 +31,13 @@ WRONG_IN_LOG = ("Traceback", " ERROR ", " CRITICAL ")
 def fuzz(service: Service, seconds: int, seed: int) -> list[str]:
     """What was wrong with the answers of one service."""
     command = ["schemathesis", "--config-file", str(CONFIG), "run", f"{service.url}/openapi.json"]
-    # The stateful phase cannot draw files of a form (schemathesis 4.32: "Unsupported type: 'Binary'").
-    command += ["--max-time", str(seconds), "--seed", str(seed), "--no-shrink", "--phases", "coverage,fuzzing"]
+    command += ["--max-time", str(seconds), "--seed", str(seed), "--no-shrink", "--phases", "coverage,fuzzing,stateful"]
     print(f"\n=== {service.package}: {' '.join(command)}", flush=True)
     program = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory(prefix="h3-fuzz-") as folder:
         try:
-            done = subprocess.run(program, cwd=folder, timeout=seconds + GRACE_S, check=False)
+            done = subprocess.run(program, cwd=folder, env=environment, timeout=seconds + GRACE_S, check=False)
         except subprocess.TimeoutExpired:
             return [f"{service.package}: schemathesis did not end: does an answer hang?"]
     return [] if done.returncode == 0 else [f"{service.package}: schemathesis ended with {done.returncode}"]
