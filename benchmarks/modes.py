@@ -29,6 +29,8 @@ MODES: dict[str, dict[str, Any]] = {
     "fp8, module": {**FP8, "enable_cpu_offload": True},
 }
 """Keys of stage 1."""
+COMBINED = "bf16, combined"
+"""Both transformers on the GPU: another amount of memory than `bf16`, and the same time."""
 
 
 class Silent(Beater):
@@ -43,11 +45,11 @@ class Silent(Beater):
 
 def rank_settings(arguments: argparse.Namespace, mode: str, folder: Path, slab: Path) -> DiffusionRankSettings:
     """Of the one rank that runs a mode over made-up weights."""
-    stage = {"load_format": "dummy", "enforce_eager": arguments.eager, **MODES[mode]}
+    stage = {"load_format": "dummy", "enforce_eager": arguments.eager, **MODES.get(mode, {})}
     if arguments.device == "cuda":
         stage["devices"] = "0"
     deployment = load_deployment("tiny", json.dumps({"1": stage}))
-    tasks = frozenset({Task.T2VA})
+    tasks = frozenset(Task) if mode == COMBINED else frozenset({Task.T2VA})
     return DiffusionRankSettings(folder, deployment.diffusion, tasks, slab.parent, slab, "info", "text")
 
 

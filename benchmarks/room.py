@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.figures import write_json
-from benchmarks.modes import Silent, parser_of, rank_settings, run
+from benchmarks.modes import COMBINED, Silent, parser_of, rank_settings, run
 from diffusion_service.commands import Generate, OutputTarget
 from diffusion_service.worker import DiffusionRank
 from shared_runtime.ranks.comm import RankComm
@@ -173,4 +173,4 @@ def table(modes: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    run(parser_of("The smallest GPU memory for a job, by mode."), run_one, table)
+    run(parser_of("The smallest GPU memory for a job, by mode.", (COMBINED,)), run_one, table)

@@ -109,14 +109,14 @@ def deploy_file(folder: Path, device: str) -> Path:
     return file
 
 
-def served(client: httpx.Client, clip: Clip, folder: Path, repeat: int) -> dict[str, Any]:
-    """Runs of one clip, the first not counted."""
+def served(client: httpx.Client, clip: Clip, folder: Path, repeat: int, uncounted: int = 1) -> dict[str, Any]:
+    """Runs of one clip, after some that are not counted."""
     runs: list[ServedRun] = []
-    for number in range(repeat + 1):
+    for number in range(uncounted + repeat):
         take = replace(clip, prompt=f"{clip.prompt}, take {number}")
         run = run_job(client, take.fields(), [], folder / "served.mp4")
         print(f"  served {run.total_s:.2f} s: {run.stages_s}", flush=True)
-        runs += [run] if number else []
+        runs += [run] if number >= uncounted else []
     return {
         "forwards": runs[0].forwards,
         "post_to_file": spread([run.total_s for run in runs]),
@@ -144,6 +144,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     other.start(clip)
                 found["served"] = served(client, clip, folder, options.repeat)
                 found["queue"] = queue_of(client, clip, options.queue, None if options.tiny else options.gpu)
+                if options.long_steps:
+                    found["long"] = served(client, replace(clip, num_inference_steps=options.long_steps), folder, 1, 0)
         if other is not None:
             found["stock"] = other.answer()
     if not beside and not options.no_stock:
@@ -163,6 +165,9 @@ def main() -> None:
     parser.add_argument("--stock-gpu", help="where stock works at the same time; default: afterwards, on the same")
     parser.add_argument("--no-stock", action="store_true")
     parser.add_argument("--steps", type=int, default=5, help="sigma points")
+    parser.add_argument(
+        "--long-steps", type=int, help="sigma points of one more clip, made at the end: 50 for 49 forwards"
+    )
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--queue", type=int, default=4, help="jobs")
     parser.add_argument("--tiny", action="store_true")

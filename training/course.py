@@ -43,6 +43,7 @@ class Options:
     steps: int | None
     batch: int | None
     compile: bool
+    half: bool
     start_from: Path | None
 
     @property
@@ -69,7 +70,9 @@ def parser(stage: str, *, begins: bool = False) -> argparse.ArgumentParser:
     found.set_defaults(start_from=None)
     if begins:
         found.add_argument("--start-from", type=Path, help="a component's folder, to begin with its weights")
-    found.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
+    for name, does in (("compile", "compile what learns"), ("half", "compute in BF16 where that is enough")):
+        switch = argparse.BooleanOptionalAction
+        found.add_argument(f"--{name}", action=switch, default=torch.cuda.is_available(), help=does)
     return found
 
 
@@ -89,8 +92,8 @@ class Course:
     def __init__(
         self, name: str, options: Options, model: nn.Module, rate: float, watched: list[Any], *, half: bool = True
     ) -> None:
-        """`watched` are the parameters that learn; `half` lets a GPU compute in BF16 where that is enough."""
-        self._half = half and options.device.type == "cuda"
+        """`watched` are the parameters that learn; without `half`, BF16 is not enough for this stage."""
+        self._half = half and options.half
         self.options = options
         self._name = name
         self._model = model

@@ -239,6 +239,15 @@ def main() -> int:
     options = read_options()
     end_on_term()
     try:
+        return judge_all(options)
+    except KeyboardInterrupt:
+        print("meaning: stopped; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def judge_all(options: argparse.Namespace) -> int:
+    """Make and judge what is left, and print the table; 0 when everything holds, 2 where results cannot be kept."""
+    try:
         results = Results(options.out / "results.jsonl", _made_by(options))
         without = None if options.without is None else Results.kept(options.without)
     except (OSError, ValueError) as error:

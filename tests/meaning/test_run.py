@@ -11,7 +11,7 @@ from shared_runtime.demo.scene import Motion, Scene
 from tests.meaning.cases import Case, all_cases
 from tests.meaning.judge import decode
 from tests.meaning.results import NEEDED, Result, Results
-from tests.meaning.run import ServedMaker, chosen, judged, late, psnr, run
+from tests.meaning.run import ServedMaker, chosen, judged, late, main, psnr, run
 from video_client.client import ClientError, VideoClient
 from video_client.scenes import write_scene
 
@@ -187,3 +187,16 @@ def test_requests_are_of_the_task_and_broken_ones_are_as_told(tmp_path: Path) ->
         assert sent(mixed, "text") == ({"task": "t2va"}, [])
         sounding = next(case for case in CASES if case.group == "audio then image")
         assert sent(sounding)[1] == [".wav", ".png"]
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tests.meaning.run.run", stopped)
+    monkeypatch.setattr("tests.meaning.run.end_on_term", lambda: None)
+    monkeypatch.setattr("sys.argv", ["run", "--url", "http://127.0.0.1:9", "--out", str(tmp_path)])
+    assert main() == 130
+    assert "the same command goes on" in capsys.readouterr().err

@@ -16,6 +16,7 @@ def options(out: Path, **other: object) -> Options:
         "steps": 60,
         "batch": None,
         "compile": False,
+        "half": False,
         "start_from": None,
         **other,
     }

@@ -8,7 +8,7 @@ from torch import nn
 
 from shared_runtime.demo.world import sound
 from tests.training.test_course import options
-from training import audio_vae, geometry, video_vae
+from training import audio_vae, geometry, video_decoder, video_vae
 from training.dit import Lesson, examples
 from training.drawing import scenes
 from training.folder import read_component
@@ -35,6 +35,19 @@ def test_a_step_of_the_video_vae() -> None:
     losses["total"].backward()
     assert losses["total"].isfinite()
     assert not untaught(vae)
+
+
+def test_a_step_of_the_video_decoder_leaves_the_encoder_as_it_is() -> None:
+    torch.manual_seed(0)
+    vae = geometry.video_vae()
+    lesson = video_decoder.Lesson(vae, seed=0, pool=4, batch=2, device=torch.device("cpu"))
+    losses = lesson(0)
+    losses["total"].backward()
+    assert losses["total"].isfinite()
+    assert not untaught(vae.decoder)
+    assert all(weight.grad is None for weight in vae.encoder.parameters())
+    # Another canvas, of which there is one piece only.
+    assert lesson(1)["total"] != losses["total"]
 
 
 def test_a_step_of_the_audio_vae_on_pieces_of_every_length() -> None:
