@@ -45,6 +45,7 @@ class Options:
     compile: bool
     half: bool
     start_from: Path | None
+    wait: bool
 
     @property
     def device(self) -> torch.device:
@@ -67,6 +68,7 @@ def parser(stage: str, *, begins: bool = False) -> argparse.ArgumentParser:
     found.add_argument("--resume", action="store_true", help="go on where the last call stopped")
     found.add_argument("--steps", type=int, help="stop after so many, for a try")
     found.add_argument("--batch", type=int, help="another size of batch, for a try")
+    found.add_argument("--wait", action="store_true", help="for the component that another stage is still writing")
     found.set_defaults(start_from=None)
     if begins:
         found.add_argument("--start-from", type=Path, help="a component's folder, to begin with its weights")

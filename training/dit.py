@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from training.course import Course, Losses, Options, options_of, parser
 from training.examples import Group, Teacher, group
 from training.flow import Clips, draw_parts, moment, noised, on
-from training.folder import PARTITIONS, begun, write_component
+from training.folder import PARTITIONS, begun, wait_for, write_component
 from training.packing import Packed
 from training.speaking import Speaker
 from training.world import World, read_world
@@ -74,6 +74,8 @@ def main() -> None:
     arguments = given.parse_args()
     options, partition = options_of(arguments), arguments.partition
     world, groups = examples(options, partition, arguments.examples or EXAMPLES[partition])
+    if options.wait and options.start_from is not None:
+        wait_for(options.start_from)
     model = begun(partition, options.start_from).to(options.device)
     packed = Packed(compiled(model, options))
     course = Course(partition, options, model, RATE, list(model.parameters()))

@@ -1,6 +1,7 @@
 """The checkpoint's folder: what the strict loaders of both services read, from trained modules. Torch."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shared_runtime.tiny import index, processor_config, tokenizer_config, write
 from training import geometry, words
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+POLL_S = 0.5
 VIDEO_SHIFT, AUDIO_SHIFT = 12.0, 3.0
 PARTITIONS = ("transformer", "transformer_ref")
 MAKERS = {
@@ -57,7 +59,16 @@ def write_component(folder: Path, name: str, module: Any, weights: dict[str, tor
         }
     config = {key: value for key, value in dict(module.config).items() if not key.startswith("_")}
     write_json(folder / name / "config.json", {"_class_name": type(module).__name__, **config})
-    save_file(stored, folder / name / WEIGHTS, metadata={"format": "pt"})
+    # Whole, or not there: another stage may be waiting for it.
+    partial = folder / name / f"{WEIGHTS}.part"
+    save_file(stored, partial, metadata={"format": "pt"})
+    partial.replace(folder / name / WEIGHTS)
+
+
+def wait_for(component: Path) -> None:
+    """Until a component's folder has its weights."""
+    while not (component / WEIGHTS).is_file():
+        time.sleep(POLL_S)
 
 
 def begun(name: str, weights: Path | None) -> Any:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from training.course import Course, Losses, options_of, parser
 from training.dit import EXAMPLES, Lesson, compiled, examples
 from training.flow import Clips, batch_of, moment, noised
-from training.folder import PARTITIONS, read_component
+from training.folder import PARTITIONS, read_component, wait_for
 from training.packing import Packed
 
 RANK, ALPHA = 16, 8
@@ -114,6 +114,8 @@ def main() -> None:
     arguments = given.parse_args()
     options, partition = options_of(arguments), arguments.partition
     world, groups = examples(options, partition, arguments.examples or EXAMPLES[partition] // 2)
+    if options.wait:
+        wait_for(options.checkpoint / partition)
     teacher, pupil = (read_component(options.checkpoint, partition).requires_grad_(False) for _ in range(2))
     adapters = adapt(pupil)
     pupils = Packed(compiled(pupil.to(options.device), options))

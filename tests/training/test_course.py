@@ -18,6 +18,7 @@ def options(out: Path, **other: object) -> Options:
         "compile": False,
         "half": False,
         "start_from": None,
+        "wait": False,
         **other,
     }
     return Options(out=out, **given)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from shared_runtime.weights import (
 )
 from shared_schema.tasks import aspect_ratio, canvas_for_ratio
 from training import geometry
-from training.folder import MAKERS, PARTITIONS, begun, megabytes, read_component, write_component
+from training.folder import MAKERS, PARTITIONS, WEIGHTS, begun, megabytes, read_component, wait_for, write_component
 
 ENCODER: frozenset[Component] = frozenset(
     {"text_encoder", "tokenizer", "processor", "vae_encoder", "audio_vae_encoder"}
@@ -110,3 +110,18 @@ def test_a_stage_begins_with_what_was_learned_before(name: str) -> None:
     pairs = zip(new.state_dict().items(), taught.state_dict().values(), strict=True)
     same = {key for (key, one), other in pairs if torch.equal(one, other)}
     assert not same & {key for key, _ in new.named_parameters() if "logs_proj" not in key}
+
+
+def test_a_stage_waits_for_the_component_that_another_one_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vae, slept = geometry.video_vae(), []
+
+    def write_meanwhile(_seconds: float) -> None:
+        slept.append((tmp_path / "vae" / WEIGHTS).exists())
+        write_component(tmp_path, "vae", vae)
+
+    monkeypatch.setattr("training.folder.time.sleep", write_meanwhile)
+    wait_for(tmp_path / "vae")
+    assert slept == [False]
+    assert [file.name for file in (tmp_path / "vae").glob("*.safetensors*")] == [WEIGHTS]
