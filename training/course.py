@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ LAST = 0.03
 """Of the learning rate, at the end."""
 DRAWN = 2**31
 """Added to the seed of torch's own random numbers: steps draw from generators with the seed itself, too."""
+MUON = 4
+"""Times the learning rate, of matrices that Muon turns (tried: 1, 3, 4 and 8)."""
 AVERAGED = 0.998
 """Of an average of weights, what stays at each step."""
 
@@ -89,21 +91,28 @@ def options_of(given: argparse.Namespace) -> Options:
 
 
 class Course:
-    """One stage: the model, its optimizer, an average of its weights, and what became of its losses."""
+    """One stage: the model, its optimizers, an average of its weights, and what became of its losses."""
 
     def __init__(
-        self, name: str, options: Options, model: nn.Module, rate: float, watched: list[Any], *, half: bool = True
+        self,
+        name: str,
+        options: Options,
+        model: nn.Module,
+        rate: float,
+        watched: list[Any],
+        *,
+        half: bool = True,
+        hidden: Sequence[nn.Parameter] = (),
     ) -> None:
-        """`watched` are the parameters that learn; without `half`, BF16 is not enough for this stage."""
+        """`watched` are the parameters that learn, of which `hidden` are matrices between a layer and the next, learned
+        by Muon; without `half`, BF16 is not enough for this stage."""
         self._half = half and options.half
         self.options = options
         self._name = name
         self._model = model
-        self._rate = rate
         self._learned = watched
-        self._optimizer = torch.optim.AdamW(
-            watched, lr=rate, betas=(0.9, 0.95), weight_decay=0.01, fused=options.device.type == "cuda"
-        )
+        self._optimizers = _optimizers(watched, hidden, rate, fused=options.device.type == "cuda")
+        self._rates = [[group["lr"] for group in each.param_groups] for each in self._optimizers]
         self._averages = [weight.detach().clone() for weight in watched]
         self.step = 0
         self.seconds = 0.0
@@ -137,15 +146,17 @@ class Course:
         return any(limit is not None and done >= limit for limit, done in limits)
 
     def _learn(self, step: Step) -> Losses:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate * self._pace()
+        for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * self._pace()
         with torch.autocast(self.options.device.type, torch.bfloat16, enabled=self._half):
             torch.manual_seed(DRAWN + self.options.seed * 1_000_003 + self.step)
             losses = step(self.step)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._model.zero_grad(set_to_none=True)
         torch.autograd.backward(losses["total"])
         nn.utils.clip_grad_norm_(self._learned, 1.0)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
         self.step += 1
         part = min(AVERAGED, (self.step + 1) / (self.step + 10))
         torch._foreach_lerp_(self._averages, [weight.detach() for weight in self._learned], 1 - part)
@@ -176,17 +187,10 @@ class Course:
     def keep(self) -> None:
         """Write down where this stage is; moments and averages in BF16, so that it can be carried."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        half = torch.bfloat16
-        moments = self._optimizer.state_dict()
-        # Copies: the optimizer goes on with what its state names.
-        moments["state"] = {
-            key: {name: value.to(half) if name.startswith("exp_avg") else value for name, value in state.items()}
-            for key, state in moments["state"].items()
-        }
         content = {
             "weights": [weight.detach() for weight in self._learned],
-            "averages": [average.to(half) for average in self._averages],
-            "moments": moments,
+            "averages": [average.to(torch.bfloat16) for average in self._averages],
+            "moments": [_in_half(each.state_dict()) for each in self._optimizers],
             "step": self.step,
             "seconds": self.seconds,
             "losses": self.losses,
@@ -202,7 +206,8 @@ class Course:
             for name, into in (("weights", self._learned), ("averages", self._averages)):
                 for tensor, value in zip(into, content[name], strict=True):
                     tensor.copy_(value)
-        self._optimizer.load_state_dict(content["moments"])
+        for optimizer, moments in zip(self._optimizers, content["moments"], strict=True):
+            optimizer.load_state_dict(moments)
         self.step, self.seconds, self.losses = content["step"], content["seconds"], content["losses"]
 
     def _draw(self) -> None:
@@ -211,6 +216,31 @@ class Course:
         folder.mkdir(exist_ok=True)
         (folder / f"{self._name}.json").write_text(json.dumps(self.losses) + "\n", encoding="utf-8")
         draw_losses(folder / f"{self._name}.svg", self._name, self.losses)
+
+
+def _optimizers(
+    watched: list[Any], hidden: Sequence[nn.Parameter], rate: float, *, fused: bool
+) -> list[torch.optim.Optimizer]:
+    """AdamW, and Muon for what is `hidden`."""
+    turned = {id(each) for each in hidden}
+    others = [each for each in watched if id(each) not in turned]
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.01, fused=fused)
+    ]
+    if hidden:
+        fast = rate * MUON
+        found.append(torch.optim.Muon(hidden, lr=fast, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
+    return found
+
+
+def _in_half(moments: dict[str, Any]) -> dict[str, Any]:
+    """A copy: the optimizer goes on with what its state names."""
+    kept = ("exp_avg", "momentum")
+    moments["state"] = {
+        key: {name: value.to(torch.bfloat16) if name.startswith(kept) else value for name, value in state.items()}
+        for key, state in moments["state"].items()
+    }
+    return moments
 
 
 def draw_losses(file: Path, title: str, losses: list[dict[str, float]]) -> None:

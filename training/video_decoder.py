@@ -16,9 +16,10 @@ from training.course import Course, Losses, options_of, parser
 from training.drawing import clips, normalised, scenes
 from training.folder import begun, write_component, write_frame
 from training.latents import disturbed
-from training.video_vae import BATCH, CANVASES, LONG, RATE
+from training.video_vae import CANVASES, LONG
 
 POOL = 4096
+BATCH, RATE = 16, 2e-3
 ENCODED = 16
 """Clips at once."""
 
@@ -71,7 +72,8 @@ def main() -> None:
     options = options_of(arguments)
     vae = begun("vae", options.start_from).to(options.device)
     learned = [*vae.decoder.parameters(), *vae.post_quant_conv.parameters()]
-    course = Course("video_decoder", options, vae, RATE, learned)
+    hidden = [weight for weight in vae.decoder.transformer_blocks.parameters() if weight.ndim == 2]
+    course = Course("video_decoder", options, vae, RATE, learned, hidden=hidden)
     write_frame(options.checkpoint, options.seed)
     lesson = Lesson(vae, options.seed, arguments.pool, options.batch or BATCH, options.device)
     course.run(lesson, lambda: write_component(options.checkpoint, "vae", vae))

@@ -29,7 +29,7 @@ class Task:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = nn.Linear(4, 1)
+        self.model: nn.Module = nn.Linear(4, 1)
 
     def course(self, given: Options) -> Course:
         return Course("sums", given, self.model, 0.1, list(self.model.parameters()))
@@ -89,6 +89,28 @@ def test_learning_goes_on_after_it_was_kept(tmp_path: Path) -> None:
     taken_up = again.course(options(tmp_path, steps=5, resume=True))
     taken_up.run(again, lambda: None)
     assert taken_up.step == 15
+
+
+def test_hidden_matrices_learn_by_muon_and_go_on_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    task, model = Task(), nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    task.model = model
+
+    def course(**given: object) -> Course:
+        learned, hidden = list(model.parameters()), [model[0].weight]
+        return Course("sums", options(tmp_path, **given), model, 0.02, learned, hidden=hidden)
+
+    before = model[0].weight.detach().clone()
+    first = course(steps=1)
+    first.run(task, lambda: None)
+    # Muon turns all directions of a matrix alike, however small their gradients.
+    turned = torch.linalg.svdvals(model[0].weight.detach() - before)
+    assert turned[-1] > 0.3 * turned[0]
+    first.run(task, lambda: None)
+    more = course(steps=200, resume=True)
+    assert more.step == 2
+    more.run(task, lambda: None)
+    assert more.losses[-1]["total"] < 0.1 * more.losses[0]["total"]
 
 
 @pytest.mark.slow
