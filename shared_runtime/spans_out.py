@@ -43,7 +43,8 @@ def span_sink(endpoint: str | None, service: str) -> SpanSink:
         module = importlib.import_module("shared_runtime.otel")
     except ModuleNotFoundError as error:
         raise DeployError(
-            f"service.otlp_endpoint needs OpenTelemetry ({error.name}): pip install 'minimax-h3-serve[otel]'"
+            f"service.otlp_endpoint needs OpenTelemetry ({error.name}): "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from error
     sink: SpanSink = module.Collector(endpoint, service)
     return sink

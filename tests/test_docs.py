@@ -47,7 +47,8 @@ def test_settings_in_blocks_are_settings(tmp_path: Path) -> None:
     shown = [block.body for page in PAGES for block in blocks(page) if block.language == "yaml"]
     assert len(shown) > 1
     for each in shown:
-        (tmp_path / "shown.yaml").write_text(f"base_config: tiny\n{each}", encoding="utf-8")
+        whole = each if "base_config:" in each else f"base_config: tiny\n{each}"
+        (tmp_path / "shown.yaml").write_text(whole, encoding="utf-8")
         load_deployment(str(tmp_path / "shown.yaml"))
 
 

@@ -83,7 +83,7 @@ def unusable(backend: AttentionBackend, device: torch.device, dtype: torch.dtype
     try:
         import_module(_FA3_MODULE)
     except ImportError as error:
-        return f"package fa3-fwd does not load ({error}): pip install 'minimax-h3-serve[fa3]'"
+        return f"package fa3-fwd does not load ({error}): pip install fa3-fwd"
     return None
 
 

@@ -187,7 +187,7 @@ class Makers:
             RankDied: the imports failed; what they said is on stderr.
         """
         if "placer" in self._kinds and importlib.util.find_spec("ray") is None:
-            raise DeployError("distributed_executor_backend: ray needs Ray: install minimax-h3-serve[ray], or use mp")
+            raise DeployError("distributed_executor_backend: ray needs Ray: pip install ray, or use mp")
         for kind in self._kinds:
             old = self._makers.get(kind)
             if old is not None and not old.alive:

@@ -45,7 +45,7 @@ def _load() -> ModuleType:
     try:
         module = importlib.import_module("nixl")
     except (ImportError, OSError) as error:
-        fix = "pip install 'minimax-h3-serve[nixl]' in this environment"
+        fix = "pip install nixl in this environment"
         raise DeployError(f"NixlConnector needs NIXL, which cannot be imported ({error}): {fix}") from error
     finally:
         if without_torch:

@@ -107,7 +107,7 @@ class Stage(Settings):
     """Both stages must say so before their devices may overlap."""
     max_num_seqs: Annotated[int, only(1, "more than one request at a time is not served yet")] = 1
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
-    """Share of a device's memory that the group's resident bytes may take."""
+    """Accepted, as vLLM-Omni's files have it; nothing is limited by it."""
     load_format: LoadFormat = "safetensors"
     """dummy: weights are made up in the configuration's shapes, and no file of weights needs to be there."""
     enforce_eager: bool = False

@@ -145,7 +145,7 @@ class ServiceSettings(Settings):
     webhook: WebhookSettings = WebhookSettings()
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://")
     """Where both services send the spans of every job: an OpenTelemetry collector, as in
-    http://127.0.0.1:4318/v1/traces. Needs minimax-h3-serve[otel]. None: nowhere."""
+    http://127.0.0.1:4318/v1/traces. Needs the extra `otel`. None: nowhere."""
     slab_folder: Path = Path("/dev/shm/minimax-h3")
     slab_bytes: PositiveInt | None = None
     """Of the shared memory in which payloads arrive. None: room for two of the largest that the task limits allow."""

@@ -59,7 +59,7 @@ class ObjectShelf:
             self._copies = copies
             self.check()
         except (ImportError, ValueError) as error:
-            raise DeployError(f"service.storage.url: {error}; S3 needs minimax-h3-serve[s3]") from error
+            raise DeployError(f"service.storage.url: {error}; S3 needs s3fs: pip install s3fs") from error
         except TypeError as error:
             raise DeployError(f"service.storage.options: {error}") from error
         except (StorageUnavailable, FileNotFoundError) as error:

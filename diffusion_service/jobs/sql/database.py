@@ -53,7 +53,7 @@ def open_engine(url: URL) -> Engine:
         waits = {"connect_timeout": CONNECT_S}
         return create_engine(url, pool_size=THREADS, max_overflow=0, pool_pre_ping=True, connect_args=waits)
     except (ModuleNotFoundError, NoSuchModuleError) as error:
-        raise DeployError("service.database: PostgreSQL needs psycopg: install minimax-h3-serve[postgres]") from error
+        raise DeployError("service.database: PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from error
 
 
 def is_shared(engine: Engine) -> bool:
