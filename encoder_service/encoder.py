@@ -213,9 +213,16 @@ class Encoder:
         """Drop what has lapsed, every quarter of a lease, for ever."""
         while True:
             await asyncio.sleep(self._lease_s / 4)
-            now = self._clock()
-            for encoding_id in [name for name, end in self._waiting.items() if end < now]:
-                logger.info("encoding %s lapsed", encoding_id)
-                await self.drop(encoding_id)
-            with contextlib.suppress(RankDied):
-                await self._group.run(Tidy(), lane="side")
+            try:
+                await self._drop_lapsed()
+            except RankDied:
+                continue
+            except H3Error as error:
+                logger.warning("what has lapsed was not all dropped: %s", error.message)
+
+    async def _drop_lapsed(self) -> None:
+        now = self._clock()
+        for encoding_id in [name for name, end in self._waiting.items() if end < now]:
+            logger.info("encoding %s lapsed", encoding_id)
+            await self.drop(encoding_id)
+        await self._group.run(Tidy(), lane="side")

@@ -71,6 +71,11 @@ class Conduct:
         return self.job.id
 
     @property
+    def ending(self) -> bool:
+        """Whether it is at its last word, which nobody stops."""
+        return self._ending
+
+    @property
     def waiting(self) -> Waiting:
         """As the scheduler sees it."""
         return Waiting(self.job.id, self.job.sequence, self.job.priority, self.job.key)
@@ -82,7 +87,10 @@ class Conduct:
         self._task = asyncio.create_task(self._run(), name=self.id)
 
     def stop(self, reason: Stop) -> None:
-        """Stop working within a step, unless the end has begun; `over` says when it has."""
+        """Stop working within a step, or when the file is whole that the ranks are at, unless the end has begun.
+
+        `over` says when that is done.
+        """
         if self._stop is None and not self._ending:
             self._stop = reason
             # A task that is cancelled before its first step would never run, not even its end.
@@ -105,6 +113,7 @@ class Conduct:
             await self._parting()
         except (Transition, NotFound) as error:
             logger.info("job %s: %s", self.id, error)
+            await self._quiet()
         except Exception as error:
             await self._failed(error)
         finally:

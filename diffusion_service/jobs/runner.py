@@ -16,7 +16,7 @@ from diffusion_service.engine import Engine
 from diffusion_service.handover import Handover
 from diffusion_service.jobs.accounts import JobAccounts, QueueState
 from diffusion_service.jobs.artifacts import Artifacts
-from diffusion_service.jobs.conduct import Conduct
+from diffusion_service.jobs.conduct import PARTING_S, Conduct
 from diffusion_service.jobs.feed import JobFeed
 from diffusion_service.jobs.job import Job, Transition
 from diffusion_service.jobs.line import Line
@@ -116,8 +116,9 @@ class JobRunner:
             NotFound, NotReady: as from `cancel`.
         """
         await self.cancel(job_id)
-        await self._store.remove(job_id)
+        # Files first: a store of clips that is away is a 503, and the same DELETE works later.
         await asyncio.to_thread(self._workshop.artifacts.remove, job_id)
+        await self._store.remove(job_id)
 
     async def wait(self, job_id: str, timeout_s: float) -> Job | None:
         """The job once it is final, or None if that takes longer than `timeout_s`, or than this service lives."""
@@ -205,7 +206,13 @@ class JobRunner:
         for conduct in conducts:
             conduct.stop("put_back")
         for conduct in conducts:
-            await conduct.over.wait()
+            # One at its last word may be waiting for a database that is away; its lease will be over.
+            limit = PARTING_S if conduct.ending else None
+            try:
+                async with asyncio.timeout(limit):
+                    await conduct.over.wait()
+            except TimeoutError:
+                logger.warning("job %s is left: its end could not be kept", conduct.id)
 
     async def _admit(self) -> bool:
         """Take the next queued job, if there is one and room for it."""

@@ -9,13 +9,15 @@ from diffusion_service.jobs.conduct import Conduct
 from diffusion_service.jobs.job import Job, JobFailure, Transition
 from diffusion_service.jobs.line import Line
 from diffusion_service.jobs.workshop import Workshop
-from shared_schema.errors import NotFound, StoreUnavailable
+from shared_schema.errors import NotFound, StorageUnavailable, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 SWEEP_S = 900.0
 """Between looks for what killed services have left on a shelf that several use."""
+AWAY_S = 15.0
+"""Until another try to remove what is over, after one that failed."""
 
 
 class Upkeep:
@@ -27,24 +29,43 @@ class Upkeep:
         self._renewed = workshop.ticks()
         self._swept = workshop.ticks()
         self._strays: frozenset[str] = frozenset()
+        self._tidying: asyncio.Task[None] | None = None
         self.queued = 0
         """Jobs that are queued, as the store had it in the last round."""
 
     async def run(self) -> None:
         """For ever. A database that does not answer is waited for; jobs whose lease is over meanwhile are let go."""
-        while True:
-            await asyncio.sleep(PERIOD_S)
-            self._workshop.handover.expire()
-            try:
-                await self._renew()
-                await self.reclaim(self._workshop.clock())
-                await self._expire()
-                await self._sweep()
-                self.queued = await self._workshop.store.queued()
-            except StoreUnavailable as error:
-                logger.warning("the database does not answer: %s", error.message)
-            if self._workshop.ticks() - self._renewed > self._workshop.rules.lease_s:
-                self._let_go(list(self._line))
+        try:
+            while True:
+                await asyncio.sleep(PERIOD_S)
+                await self._round()
+        finally:
+            if self._tidying is not None:
+                self._tidying.cancel()
+
+    async def _round(self) -> None:
+        self._workshop.handover.expire()
+        try:
+            await self._renew()
+            await self.reclaim(self._workshop.clock())
+            self.queued = await self._workshop.store.queued()
+        except StoreUnavailable as error:
+            logger.warning("the database does not answer: %s", error.message)
+        if self._workshop.ticks() - self._renewed > self._workshop.rules.lease_s:
+            self._let_go(list(self._line))
+        if self._tidying is None or self._tidying.done():
+            if self._tidying is not None:
+                self._tidying.result()
+            # Beside the rounds: a store of clips may be slow, and leases have to be renewed.
+            self._tidying = asyncio.create_task(self._tidy(), name="tidy")
+
+    async def _tidy(self) -> None:
+        try:
+            await self._expire()
+            await self._sweep()
+        except (StoreUnavailable, StorageUnavailable) as error:
+            logger.warning("what is over cannot be removed now: %s", error.message)
+            await asyncio.sleep(AWAY_S)
 
     async def _renew(self) -> None:
         """Keep this service's jobs. Stop those that are another's by now, or that nobody wants any more."""
@@ -110,8 +131,9 @@ class Upkeep:
         """Record and files of a job expire together."""
         store, artifacts = self._workshop.store, self._workshop.artifacts
         for job in await store.expired(self._workshop.clock()):
-            await store.remove(job.id)
+            # Files first: without a record nobody would look for them.
             await asyncio.to_thread(artifacts.remove, job.id)
+            await store.remove(job.id)
 
 
 def _tell(removed: int) -> None:

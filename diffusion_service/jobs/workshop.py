@@ -16,7 +16,7 @@ from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.progress import Pace
 from diffusion_service.jobs.store import JobStore, Transit
 from shared_runtime.spans_out import Export
-from shared_schema.errors import StoreUnavailable
+from shared_schema.errors import StorageUnavailable, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -78,15 +78,22 @@ class Workshop:
             self.pace = self.pace.learned(job.plan, job.stage_durations, whole_s)
 
     async def ended(self, job: Job) -> None:
-        """A job is final: its inputs and half-written clips go, whole ones too unless it completed; the audit hears."""
-        await asyncio.to_thread(self.artifacts.drop_inputs, job.id)
-        await asyncio.to_thread(self.artifacts.drop_part, job.id)
-        if job.status != "completed":
-            await asyncio.to_thread(self.artifacts.drop_clips, job.id)
+        """A job is final: the audit hears; inputs and half-written clips go, whole ones too unless it completed.
+
+        What a store of clips that is away keeps is found by a later sweep.
+        """
         self.accounts.ended(job)
         if job.spans:
             self.export(job.request_id, [each for each in job.spans if each.process.startswith("diffusion-")])
         log_end(job, encoder_ranks=self.rules.encoder_ranks, diffusion_ranks=self.rules.diffusion_ranks)
+        drops = [self.artifacts.drop_part, self.artifacts.drop_inputs]
+        if job.status != "completed":
+            drops.append(self.artifacts.drop_clips)
+        for drop in drops:
+            try:
+                await asyncio.to_thread(drop, job.id)
+            except StorageUnavailable as error:
+                logger.warning("files of job %s stay for now: %s", job.id, error.message)
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:

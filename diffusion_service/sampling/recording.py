@@ -34,7 +34,7 @@ class Recorded:
 
 
 class Finisher:
-    """The leader's thread that makes files whole, one at a time: a clip is not begun before the last one's is."""
+    """The leader's thread that makes files whole, one at a time: a file is not begun before the last one is whole."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="finish")

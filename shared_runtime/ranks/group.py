@@ -59,7 +59,7 @@ class GroupLimits:
     """How long a rank may be silent. Seconds."""
 
     stuck_s: float
-    """At work, without passing a step, tile, clip or group of layers."""
+    """At work, without passing a step, tile, clip or group of layers; the whole rest of a task."""
     dead_s: float
     """Idle, without a beat."""
     load_s: float
@@ -188,8 +188,12 @@ class ProcessGroup:
         try:
             return await asyncio.shield(task.future)
         except asyncio.CancelledError:
-            await self._send_all(generation, Cancel(number))
-            await asyncio.wait([task.future])
+            # Whoever cancels again waits too: until then ranks work, on files that would be removed under them.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._send_all(generation, Cancel(number))
+            while not task.future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([task.future])
             task.future.exception()
             raise
 

@@ -37,7 +37,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Stop working on a task at the next step."""
+    """Stop working on a task at the next step; a rest is worked on to its end."""
 
     task: int
 

@@ -204,6 +204,9 @@ class Worker:
         orders: "queue.Queue[tuple[Order, TaskHandle] | None]",
         idle: Callable[[], None] | None = None,
     ) -> None:
+        if self._comm.device.type == "cuda":
+            # Each thread has a current device of its own, the first GPU until it is told.
+            torch.cuda.set_device(self._comm.device)
         while True:
             try:
                 item = orders.get(timeout=IDLE_BEAT_S)
@@ -226,8 +229,11 @@ class Worker:
 
     def _end_rests(self) -> None:
         while (item := self._rests.get()) is not None:
-            order, recorder, rest = item
-            self._answer(self._do(order, recorder, rest.end, resting=True))
+            self._end_rest(*item)
+            del item
+
+    def _end_rest(self, order: Order, recorder: Recorder, rest: Rest) -> None:
+        self._answer(self._do(order, recorder, rest.end, resting=True))
 
     def _answer(self, answer: Done | Failed) -> None:
         del self._handles[answer.task]
@@ -244,7 +250,7 @@ class Worker:
                 return Done(order.task, result, tuple(recorder.spans))
             except Exception as error:
                 failure = replace(self._failed(order, error, resting=resting), spans=tuple(recorder.spans))
-                traceback.clear_frames(error.__traceback__)
+                _let_go(error)
                 return failure
 
     def _failed(self, order: Order, error: Exception, *, resting: bool) -> Failed:
@@ -274,6 +280,13 @@ def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and _NO_ROOM.search(str(error)) is not None
     )
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear the frames of an error and of those that it came from: they hold what the failed work held."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _forget() -> None:

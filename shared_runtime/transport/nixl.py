@@ -220,6 +220,11 @@ class Agent:
         except self._errors as error:
             logging.getLogger(__name__).debug("NIXL: %s", error)
 
+    def move_on(self) -> None:
+        """Move connections on, which NIXL does while it is asked for notifications."""
+        with self._ignored():
+            self.notes()
+
     def notes(self) -> list[bytes]:
         """Notifications that have come since the last call; asking also moves connections on."""
         return [note for notes in self._agent.get_new_notifs().values() for note in notes]

@@ -160,7 +160,7 @@ class NixlSender:
             self._settle()
             for owner in [o for o, peer in self._peers.items() if self._clock() - peer.used_at > IDLE_PEER_S]:
                 self._forget(owner)
-            self._agent.notes()
+            self._agent.move_on()
 
     def close(self) -> None:
         """Forget every receiver; late writes keep theirs, and end with the process."""

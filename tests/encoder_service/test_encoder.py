@@ -8,12 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from encoder_service.accounts import EncodeAccounts
-from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed
+from encoder_service.commands import CountTokens, Drop, Encode, Encoded, Probe, Push, Pushed, Tidy
 from encoder_service.encoder import Encoder
 from shared_runtime.transport.accounts import TransportAccounts
 from shared_schema.encode import EncodeProgress, EncodeRequest, InlineLanding, PushReceipt
 from shared_schema.encoder_output import AUDIO, ROLES, TEXT, VISUAL, Manifest
-from shared_schema.errors import LeaseExpired, NotFound, NotReady, RankDied
+from shared_schema.errors import LeaseExpired, NotFound, NotReady, RankDied, RankFailed
 from shared_schema.layout import Layout
 from shared_schema.tasks import Task
 
@@ -35,6 +35,7 @@ class HeldGroup:
         self.at_work = 0
         self.most_at_work = 0
         self.asked: list[object] = []
+        self.tidy_errors: list[Exception] = []
 
     async def run(
         self, command: object, *, lane: str = "work", on_event: Callable[[object], None] | None = None
@@ -55,6 +56,8 @@ class HeldGroup:
                 return Pushed(RECEIPT)
             case CountTokens(prompt):
                 return len(prompt)
+            case Tidy() if self.tidy_errors:
+                raise self.tidy_errors.pop()
             case Drop() if not self.ready:
                 raise RankDied("gone")
         return None
@@ -238,3 +241,19 @@ def test_how_far_an_encoding_is_can_be_asked_while_it_is_under_way() -> None:
             encoder.progress(REQUEST.request_id)
 
     play(scenario)
+
+
+def test_the_sweep_goes_on_after_ranks_could_not_tidy() -> None:
+    async def main() -> None:
+        group = HeldGroup()
+        group.tidy_errors = [RankFailed("NIXL is away", code="internal_error"), RankDied("gone")]
+        accounts, encodes = TransportAccounts(CollectorRegistry()), EncodeAccounts(CollectorRegistry())
+        encoder = Encoder(group, endpoint="http://e", lease_s=0.04, accounts=accounts, encodes=encodes)
+        sweeping = asyncio.create_task(encoder.sweep())
+        async with asyncio.timeout(60):
+            while len(group.of(Tidy)) < 4:
+                assert not sweeping.done()
+                await asyncio.sleep(0.005)
+        sweeping.cancel()
+
+    asyncio.run(main())

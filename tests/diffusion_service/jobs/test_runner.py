@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from diffusion_service.jobs import runner
 from shared_schema.errors import (
     ChecksumMismatch,
     EncoderAway,
@@ -358,6 +359,25 @@ def test_a_drain_hands_back_what_does_not_finish_in_time(tmp_path: Path) -> None
             assert (job.status, job.owner, job.attempt, job.progress) == ("queued", None, 1, 0)
             assert stage.artifacts.input(each, "0").exists()
         assert stage.handover.held == set()
+
+    play(tmp_path, scenario)
+
+
+def test_a_drain_does_not_wait_for_a_database_that_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PARTING_S", 0.05)
+
+    async def scenario(stage: Stage) -> None:
+        stage.handover.gate.set()
+        job = await stage.add()
+        await stage.until(lambda: _has_status(stage, job, "in_progress"))
+        back = stage.store_away()
+        stage.engine.gate.set()
+        await stage.until(lambda: not stage.engine.at_work)
+        await stage.until(lambda: stage.artifacts.clip(job).exists())
+        async with asyncio.timeout(10):
+            await stage.runner.drain(0.05)
+        back()
+        assert (await stage.final(job)).status == "completed"
 
     play(tmp_path, scenario)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from diffusion_service.jobs import artifacts, upkeep
 from diffusion_service.jobs.job import JobFailure
+from shared_schema.errors import StorageUnavailable
 from tests.diffusion_service.jobs.stage import RULES, Stage, play
 
 
@@ -193,3 +195,61 @@ def test_what_is_not_renewed_in_time_is_let_go(tmp_path: Path) -> None:
         assert (done.status, done.attempt) == ("completed", 1), "nobody else took it meanwhile"
 
     play(tmp_path, scenario, replace(RULES, lease_s=0.1))
+
+
+def test_a_store_of_clips_that_is_away_ends_neither_the_service_nor_the_accounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "AWAY_S", 0.01)
+
+    async def scenario(stage: Stage) -> None:
+        stage.open()
+        old = await stage.final(await stage.add())
+        away = asyncio.Event()
+        away.set()
+        for name in ("remove", "drop_inputs"):
+            monkeypatch.setattr(stage.artifacts, name, _refusing(away, getattr(stage.artifacts, name)))
+        stage.now += 61
+        job = await stage.final(await stage.add())
+        assert job.status == "completed"
+        assert stage.registry.get_sample_value("h3_jobs_ended_total", {"task": "t2va", "status": "completed"}) == 2
+        await asyncio.sleep(0.1)
+        assert await stage.store.get(old.id) is not None, "its files are still there"
+        away.clear()
+        stage.now += 61
+        for each in (old, job):
+            await stage.until(lambda each=each: _is_gone(stage, each.id))
+
+    play(tmp_path, scenario)
+
+
+def _refusing(away: asyncio.Event, call: Callable[[str], None]) -> Callable[[str], None]:
+    def refuse(job_id: str) -> None:
+        if away.is_set():
+            raise StorageUnavailable("the object store is away")
+        call(job_id)
+
+    return refuse
+
+
+def test_a_job_that_is_lost_at_its_last_word_leaves_nothing_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "PERIOD_S", 600.0)
+
+    async def scenario(stage: Stage) -> None:
+        dropped: list[str] = []
+        drop = stage.artifacts.drop_part
+        monkeypatch.setattr(stage.artifacts, "drop_part", lambda job_id: (dropped.append(job_id), drop(job_id)))
+        stage.engine.mux.clear()
+        stage.open()
+        job = await stage.add()
+        await stage.until(lambda: job in stage.engine.at_work and not stage.engine.gate.is_set())
+        failure = JobFailure(code="worker_died", message="silent for too long")
+        await stage.store.reclaim(math.inf, lambda each: each.orphaned(failure, 1.0, 60.0))
+        await stage.store.claim("another", stage.now, 1e9, lambda waiting, _: waiting[0].id)
+        stage.engine.mux.set()
+        await stage.until(lambda: job in dropped)
+        stage.artifacts.remove(job)
+
+    play(tmp_path, scenario)

@@ -85,6 +85,23 @@ def test_cancelling_the_caller_stops_every_rank_at_its_next_step(two: LivingGrou
     two.do(body)
 
 
+def test_a_caller_that_is_cancelled_twice_still_waits_until_the_ranks_have_let_go(two: LivingGroup) -> None:
+    async def body(group: ProcessGroup) -> None:
+        heard: list[object] = []
+        work = asyncio.create_task(group.run(Steps(1000, 0.5), on_event=heard.append))
+        await heard_more(heard)
+        await asyncio.sleep(0.1)  # within the next step
+        for _ in range(3):
+            work.cancel()
+            await asyncio.sleep(0.01)
+        assert not work.done()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert [rank.state for rank in group.health()] == ["ready", "ready"]
+
+    two.do(body)
+
+
 def test_side_work_does_not_wait_for_a_long_command(two: LivingGroup) -> None:
     async def body(group: ProcessGroup) -> None:
         heard: list[object] = []

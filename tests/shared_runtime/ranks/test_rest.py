@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
+import weakref
 from pathlib import Path
 
 import pytest
 
 from shared_runtime.ranks.group import ProcessGroup
 from shared_runtime.ranks.mesh import Mesh, rank_specs
+from shared_runtime.ranks.worker import _let_go
 from shared_schema.errors import H3Error, InvalidRequest, RankDied, RankFailed
 from tests.shared_runtime.ranks.living import PUPPETS, QUICK, LivingGroup
 from tests.shared_runtime.ranks.puppet import Leave, Puppet, Raise, Say, Steps
@@ -176,3 +178,29 @@ def test_fifty_rests_leave_no_thread(two: LivingGroup) -> None:
 
 def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def test_what_failed_is_held_neither_by_the_error_nor_by_the_one_it_came_from() -> None:
+    class Frames:
+        pass
+
+    def write() -> None:
+        frames = Frames()
+        held.append(weakref.ref(frames))
+        raise OSError("the disk is full")
+
+    def finish() -> None:
+        frames = Frames()
+        held.append(weakref.ref(frames))
+        try:
+            write()
+        except OSError as error:
+            raise RankFailed("the clip could not be written", code="internal_error") from error
+
+    held: list[weakref.ref[Frames]] = []
+    with pytest.raises(RankFailed) as caught:
+        finish()
+    kept = caught.value
+    assert [each() is None for each in held] == [False, False]
+    _let_go(kept)
+    assert [each() is None for each in held] == [True, True]
