@@ -135,12 +135,20 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+CODES_OF_THEIR_OWN = (
+    "| 405 | `method_not_allowed` | The route does not take that method. |",
+    "| 503 | `disk_full` | Less than `service.min_free_bytes` is left on the disk of the state folder. |",
+)
+"""Of errors that have no class of their own."""
+
+
 def _errors() -> str:
     refusals = sorted(
-        _kinds(RequestError) | _kinds(errors.StoreUnavailable),
+        _kinds(RequestError) | _kinds(errors.StoreUnavailable) | _kinds(errors.StorageUnavailable),
         key=lambda each: (each.status, each.default_code, each.__name__),
     )
-    rows = dict.fromkeys(f"| {kind.status} | `{kind.default_code}` | {_first(kind)} |" for kind in refusals)
+    rows = [f"| {kind.status} | `{kind.default_code}` | {_first(kind)} |" for kind in refusals]
+    rows = sorted({*rows, *CODES_OF_THEIR_OWN})
     ends = [f"| `{code}` | {status} |" for code, status in JOB_HTTP_STATUS.items()]
     return "\n".join(
         [

@@ -226,7 +226,7 @@ def _ends(value: object) -> tuple[int, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value if value.strip().startswith("[") else f"[{value}]")
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
     ends = tuple(_whole(end) for end in value) if isinstance(value, list | tuple) else (_whole(value),)
     if ends not in ((0,), (-1,), (0, -1)):
@@ -354,7 +354,7 @@ def _lora(value: object) -> object:
         return {"name": value}
     try:
         return {key: inside for key, inside in json.loads(value).items() if inside is not None}
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("is a name, or an object with name or path, and scale") from None
 
 

@@ -161,7 +161,7 @@ class VideoClient:
         part = path.with_name(f"{path.name}.part")
         try:
             with part.open("wb") as target:
-                self._patiently(lambda: self._fetch(f"/v1/videos/{video_id}/content", target))
+                self._patiently(lambda: self._fetch(f"/v1/videos/{video_id}/content?redirect=false", target))
             part.replace(path)
         except OSError as error:
             raise ClientError(f"cannot write {path}: {error.strerror}") from error

@@ -26,11 +26,12 @@ def follow(http: httpx.Client, video_id: str, end: float) -> Iterator[VideoEvent
     """
     last, heard = "", time.monotonic()
     while (now := time.monotonic()) < end:
+        connected = False
         timeout = httpx.Timeout(CONNECT_S, read=min(SILENCE_S, end - now))
         headers = {"Last-Event-ID": last} if last else {}
         try:
             with connect_sse(http, "GET", f"/v1/videos/{video_id}/events", headers=headers, timeout=timeout) as source:
-                heard = time.monotonic()
+                connected = True
                 if not _is_away(source) and not _is_stream(source):
                     return
                 for sent in source.iter_sse() if _is_stream(source) else ():
@@ -43,10 +44,11 @@ def follow(http: httpx.Client, video_id: str, end: float) -> Iterator[VideoEvent
                     yield event
                     if event.final:
                         return
-                heard = time.monotonic()
         except httpx.TransportError:
-            if time.monotonic() - heard > AWAY_S:
+            if not connected and time.monotonic() - heard > AWAY_S:
                 raise
+        if connected:
+            heard = time.monotonic()
         time.sleep(max(0.0, min(RECONNECT_S, end - time.monotonic())))
 
 

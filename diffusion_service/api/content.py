@@ -18,7 +18,7 @@ from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.jobs.job import Job
 from diffusion_service.jobs.shelves.shelf import StoredClip, clip_name
 from diffusion_service.mux import thumbnail
-from shared_schema.errors import NotFound
+from shared_schema.errors import NotFound, StorageUnavailable
 
 MEDIA_TYPE = "video/mp4"
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
@@ -71,7 +71,14 @@ class ClipAnswers:
 
     def _find(self, job_id: str, index: int) -> tuple[Path | StoredClip, os.stat_result | None]:
         found = self._artifacts.clip(job_id, index)
-        return found, found.stat() if isinstance(found, Path) else None
+        if not isinstance(found, Path):
+            return found, None
+        try:
+            return found, found.stat()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageUnavailable(f"the folder of inputs and clips: {error.strerror}") from error
 
     def _thumbnail(self, job_id: str, index: int) -> bytes:
         found = self._artifacts.clip(job_id, index)

@@ -1,9 +1,27 @@
 """The disk watermark: a request is turned away before the disk is full. Runs in the API process."""
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+from diffusion_service.jobs.shelves.folder import FULL
 from shared_schema.errors import NotReady
+
+
+@contextlib.contextmanager
+def full_disk_is_said() -> Iterator[None]:
+    """Of whatever is written while a request is taken, at whatever moment.
+
+    Raises:
+        NotReady: the disk, or this user's share of it, is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise NotReady("the server's disk is full; try again later", code="disk_full") from error
+        raise
 
 
 class DiskGuard:

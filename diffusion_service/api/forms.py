@@ -4,12 +4,11 @@ Bytes are counted before they are kept, files go to the request's upload folder 
 touches disk or parses runs in a worker thread. Runs in the API process.
 """
 
-import errno
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 from python_multipart.exceptions import FormParserError
@@ -21,13 +20,13 @@ from diffusion_service.api.dataurls import DataUrls, TextFilter
 from diffusion_service.api.limits import BodyCaps
 from diffusion_service.api.uploads import FileSink, UploadedFile
 from diffusion_service.jobs.artifacts import UploadFolder
-from shared_schema.errors import InvalidRequest, NotReady, TooLarge, UnsupportedType
+from shared_schema.errors import InvalidRequest, TooLarge, UnsupportedType
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Value = Json | UploadedFile
-P = ParamSpec("P")
-R = TypeVar("R")
 
+MAX_DEPTH = 32
+"""Of objects and lists in JSON: what is nested is gone through by functions that call themselves."""
 _PIECE = 256 * 1024
 """Bytes gathered before a worker thread is asked to take them."""
 ENCODER_OUTPUT = "encoder_output"
@@ -58,25 +57,26 @@ async def read_form(
     _check_length(request, caps)
     try:
         async for piece in _pieces(request.stream()):
-            await _in_thread(parser.feed, piece)
-        return await _in_thread(parser.finish)
+            await run_in_threadpool(parser.feed, piece)
+        return await run_in_threadpool(parser.finish)
     finally:
         storage.close()
 
 
 def read_json(text: str, param: str | None) -> Json:
-    """JSON as the standard has it: no NaN, no name twice, no bottomless nesting.
+    """JSON as the standard has it: no NaN, no name twice, no nesting deeper than `MAX_DEPTH`.
 
     Raises:
         InvalidRequest: anything else.
     """
 
     def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-        names = [name for name, _ in pairs]
-        for name in names:
-            if names.count(name) > 1:
+        found: dict[str, Json] = {}
+        for name, value in pairs:
+            if name in found:
                 raise InvalidRequest(f"{name!a} is given twice", param=name)
-        return dict(pairs)
+            found[name] = value
+        return found
 
     def constant(word: str) -> None:
         raise ValueError(f"{word} is not JSON")
@@ -85,7 +85,21 @@ def read_json(text: str, param: str | None) -> Json:
         value: Json = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the JSON cannot be read: {error}", param=param) from error
+    if _deeper(value, MAX_DEPTH):
+        raise InvalidRequest(f"the JSON is nested more than {MAX_DEPTH} deep", param=param)
     return value
+
+
+def _deeper(value: Json, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [
+            inside
+            for each in level
+            if isinstance(each, dict | list)
+            for inside in (each.values() if isinstance(each, dict) else each)
+        ]
+    return any(isinstance(each, dict | list) for each in level)
 
 
 async def _pieces(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -97,15 +111,6 @@ async def _pieces(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             gathered.clear()
     if gathered:
         yield bytes(gathered)
-
-
-async def _in_thread(work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-    try:
-        return await run_in_threadpool(work, *arguments, **named)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NotReady("the server's disk is full; try again later") from error
-        raise
 
 
 class _Storage:

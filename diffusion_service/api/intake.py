@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from diffusion_service.api.deps import ApiDeps
+from diffusion_service.api.disk import full_disk_is_said
 from diffusion_service.api.fields import Fields, read_fields
 from diffusion_service.api.forms import ENCODER_OUTPUT, read_form
 from diffusion_service.api.gate import caller_of, note_job
@@ -67,13 +68,17 @@ class Intake:
         self._check_open()
         read_key(request.headers)
         self._deps.disk.check(_announced(request))
-        upload = await run_in_threadpool(self._deps.artifacts.open_upload)
-        try:
-            accepted = await self._keep(await self._ask(request, upload), upload, caller)
-        finally:
-            await run_in_threadpool(upload.discard)
+        with full_disk_is_said():
+            accepted = await self._accepted(request, caller)
         note_job(request, accepted.job.id)
         return accepted
+
+    async def _accepted(self, request: Request, caller: Caller) -> Accepted:
+        upload = await run_in_threadpool(self._deps.artifacts.open_upload)
+        try:
+            return await self._keep(await self._ask(request, upload), upload, caller)
+        finally:
+            await run_in_threadpool(upload.discard)
 
     def _check_open(self) -> None:
         if self._deps.health.draining:

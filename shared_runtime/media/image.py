@@ -27,6 +27,9 @@ _UPRIGHT = {
 _PROFILE_MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 """Colour space of an ICC profile -> mode of the pixels that it describes."""
 _BACKGROUND = (255, 255, 255, 255)
+_JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
+MAX_SCANS = 500
+"""Of a JPEG. Each may be a few bytes and makes the decoder go through all pixels; real ones have some ten."""
 
 
 def decode_image(path: Path, *, caps: MediaCaps = DEFAULT_CAPS, param: str | None = None) -> NDArray[np.uint8]:
@@ -37,6 +40,7 @@ def decode_image(path: Path, *, caps: MediaCaps = DEFAULT_CAPS, param: str | Non
     """
     found = expect(path, "image", param)
     check_bytes(path, caps.image_bytes, "image", param)
+    _check_scans(path.read_bytes(), param)
     with decoding("image", param), Image.open(path, formats=found.readers) as image:
         _check_pixels(image.size, caps, param)
         image.load()
@@ -58,6 +62,12 @@ def _check_pixels(size: tuple[int, int], caps: MediaCaps, param: str | None) -> 
     if width * height > caps.image_pixels or max(size) > caps.max_side:
         limits = f"at most {caps.image_pixels} pixels and {caps.max_side} a side are read"
         raise InvalidRequest(f"the image is {width}x{height}, {limits}", param=param)
+
+
+def _check_scans(content: bytes, param: str | None) -> None:
+    # The marker cannot be part of what is coded: a 0xff in it is followed by 0.
+    if content.startswith(_JPEG) and content.count(_SCAN) > MAX_SCANS:
+        raise InvalidRequest(f"the image is a JPEG of more than {MAX_SCANS} scans", param=param)
 
 
 def _to_srgb(image: Image.Image) -> Image.Image:

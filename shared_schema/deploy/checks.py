@@ -1,8 +1,11 @@
 """What several keys of a deploy file must agree on. Pure; no GPU and no weights are looked at."""
 
+from dataclasses import asdict
+
 from shared_schema.deploy.merge import Path
 from shared_schema.deploy.model import Deployment, DiffusionStage, EncoderStage, ParallelConfig
 from shared_schema.deploy.service import ServiceSettings
+from shared_schema.tasks import MediaCaps
 
 TEXT_HEADS, TEXT_KV_HEADS, DIT_HEADS = 64, 8, 56
 """Attention heads of the released model."""
@@ -38,6 +41,9 @@ def check_deployment(deployment: Deployment, *, one_host_numbering: bool = True)
 
 
 def _check_service(service: ServiceSettings) -> None:
+    for name, most in asdict(MediaCaps()).items():
+        if getattr(service.media_caps, name) > most:
+            raise Broken(("service", "media_caps", name), f"is at most {most}: no more is read")
     if service.internal_token is not None and service.internal_token_file is not None:
         raise Broken(("service", "internal_token_file"), "stands beside internal_token: give one of them")
     if service.database is not None and service.database_file is not None:

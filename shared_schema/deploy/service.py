@@ -136,6 +136,7 @@ class ServiceSettings(Settings):
     accept_when_not_ready: bool = True
     """Whether POST queues while encoder or ranks are away."""
     media_caps: MediaCaps = MediaCaps()
+    """Lower than here, never higher: decoders read no more, and neither does the encoder."""
     media_hosts: tuple[Host, ...] = ()
     """Whence media may come by URL; none: media by URL is off."""
     lora_roots: tuple[Path, ...] = ()

@@ -65,6 +65,19 @@ def test_a_dropped_connection_goes_on_where_it_was_lost(service: Service, wait: 
     assert service.last_event_ids == [None, "2", "2", "3"]
 
 
+def test_a_stream_that_breaks_after_long_is_connected_again(
+    service: Service, wait: Callable[[], Waited], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "AWAY_S", 0.0)
+    service.will(GET, video("in_progress", 1), video("completed", 100))
+    service.will(
+        EVENTS,
+        events(event("in_progress", "denoising", 20), cut=True),
+        events(event("completed", None, 100), start=2),
+    )
+    assert wait()[0].status == "completed"
+
+
 @pytest.mark.parametrize(
     "answer", [error(404, "there is no such route"), Answer(b"{}"), Answer(b"", 204), Answer(b"", 405)]
 )

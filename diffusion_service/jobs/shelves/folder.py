@@ -1,12 +1,18 @@
 """A shelf that is a folder: the state folder of one service, or one that several services mount. Blocks."""
 
+import contextlib
 import errno
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from diffusion_service.jobs.shelves.shelf import Shelved, clip_name, job_of
+from shared_schema.errors import StorageUnavailable
 from shared_schema.videos import MAX_OUTPUTS
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What is said of a disk that is full is the caller's to decide."""
 
 
 class FolderShelf:
@@ -49,8 +55,9 @@ class FolderShelf:
         return self._clips / name
 
     def drop_clips(self, job_id: str) -> None:
-        for index in range(MAX_OUTPUTS):
-            (self._clips / clip_name(job_id, index)).unlink(missing_ok=True)
+        with mapped():
+            for index in range(MAX_OUTPUTS):
+                (self._clips / clip_name(job_id, index)).unlink(missing_ok=True)
 
     def inputs(self) -> list[Shelved]:
         return _listed(self._inputs)
@@ -67,18 +74,38 @@ class FolderShelf:
         probe.unlink()
 
 
+@contextlib.contextmanager
+def mapped() -> Iterator[None]:
+    """A folder that cannot be used, because its mount is gone for example, is a store that does not answer.
+
+    Raises:
+        StorageUnavailable: in place of any `OSError` but that of a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise StorageUnavailable(f"the folder of inputs and clips: {error.strerror}") from error
+
+
 def _listed(folder: Path) -> list[Shelved]:
     found = []
-    for path in folder.iterdir():
-        try:
-            found.append(Shelved(job_of(path.name), path.stat().st_mtime))
-        except FileNotFoundError:
-            continue
+    with mapped():
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(Shelved(job_of(path.name), path.stat().st_mtime))
     return found
 
 
 def _move(source: Path, target: Path) -> None:
     """Rename; between two file systems copy beside the target first."""
+    source.stat()  # what is not there is no fault of the folder
+    with mapped():
+        _moved(source, target)
+
+
+def _moved(source: Path, target: Path) -> None:
     try:
         source.rename(target)
         return

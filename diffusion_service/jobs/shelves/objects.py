@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -137,14 +138,14 @@ class ObjectShelf:
 
 
 def _modified(facts: Mapping[str, Any]) -> float:
-    """Unix seconds; every store has its own name for it."""
+    """Unix seconds; every store has its own name for it. Where none is known it counts as new, and is left alone."""
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
         value = facts.get(name)
         if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, int | float):
             return float(value)
-    return 0.0
+    return time.time()
 
 
 @contextlib.contextmanager

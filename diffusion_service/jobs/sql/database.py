@@ -15,8 +15,20 @@ THREADS = 4
 """Transactions at once on PostgreSQL; SQLite has one writer."""
 HISTORY_LOCK = 0x4D33_0001
 """Held to the end of a transaction that adds a job, claims one or writes history."""
-CONNECT_S = 10
-"""Seconds until a PostgreSQL server that does not answer is away."""
+AWAY_S = 10
+"""Until a PostgreSQL server that does not answer is away, and until somebody else's lock is not waited for any more."""
+WAITS = {
+    "connect_timeout": AWAY_S,
+    # A host that is gone says nothing: the kernel has to notice.
+    "tcp_user_timeout": AWAY_S * 1000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    # A service that was stopped within a transaction would hold its locks for ever.
+    "options": f"-c lock_timeout={AWAY_S}s -c statement_timeout={3 * AWAY_S}s"
+    f" -c idle_in_transaction_session_timeout={AWAY_S}s",
+}
+"""Of every connection to PostgreSQL; what takes longer is an error, and so `StoreUnavailable`."""
 
 
 def database_url(given: str) -> URL:
@@ -50,8 +62,7 @@ def open_engine(url: URL) -> Engine:
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
-        waits = {"connect_timeout": CONNECT_S}
-        return create_engine(url, pool_size=THREADS, max_overflow=0, pool_pre_ping=True, connect_args=waits)
+        return create_engine(url, pool_size=THREADS, max_overflow=0, pool_pre_ping=True, connect_args=dict(WAITS))
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise DeployError("service.database: PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from error
 

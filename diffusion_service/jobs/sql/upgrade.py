@@ -34,6 +34,9 @@ def upgrade(engine: Engine) -> None:
     try:
         with engine.begin() as connection:
             if connection.dialect.name == "postgresql":
+                # Tables may take longer than a job's change may, and so may waiting for whoever upgrades them.
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text("SET LOCAL lock_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
             _upgrade(connection, steps)
     except DBAPIError as error:

@@ -249,3 +249,10 @@ def test_a_long_data_url_in_the_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="data: URL") as caught:
         read_fields(Form((("prompt", prompt.decode()),), urls))
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("field", "text"), [("extra_params[frame_indices]", "[" * 100_000), ("lora", '{"a":' * 100_000)]
+)
+def test_text_that_is_nested_without_end_is_a_refusal(field: str, text: str) -> None:
+    assert refused((field, text)).param is not None

@@ -253,3 +253,16 @@ def test_json_says_which_name_is_double() -> None:
     with pytest.raises(H3Error) as caught:
         read_json('{"a": {"b": 1, "b": 1}}', "extra_params")
     assert caught.value.param == "b"
+
+
+@pytest.mark.timeout(60)  # comparing every name with all others takes minutes
+def test_json_may_have_very_many_names() -> None:
+    names = {f"{number:x}": 0 for number in range(150_000)}
+    assert read_json(json.dumps(names), None) == names
+
+
+@pytest.mark.parametrize("text", ["[" * 33 + "]" * 33, '{"a":' * 33 + "0" + "}" * 33, "[" * 100_000])
+def test_json_that_is_nested_too_deep_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        read_json(text, None)
+    assert read_json("[" * 32 + "]" * 32, None) is not None

@@ -1,5 +1,6 @@
 """What lies around every answer: security headers, CORS, the prefix of a proxy; and the disk watermark."""
 
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from diffusion_service.api.disk import DiskGuard
 from diffusion_service.api.layers import Access
+from diffusion_service.jobs.artifacts import Artifacts
 from diffusion_service.keys import KeyRing, add_key
 from shared_schema.errors import NotReady
 from tests.diffusion_service.api.served import Around, Served, error, part, serve
@@ -92,6 +94,21 @@ def test_below_the_watermark_nothing_is_taken_in(tmp_path: Path, cases: Path) ->
         assert (await served.client.get("/v1/videos")).status_code == 200
 
     serve(tmp_path, body, around=Around(min_free_bytes=2**60))
+
+
+@pytest.mark.parametrize("place", ["open_upload", "claim"])
+def test_a_disk_that_is_full_is_said_wherever_it_is_met(
+    tmp_path: Path, cases: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    async def body(served: Served) -> None:
+        monkeypatch.setattr(Artifacts, place, full)
+        answer = await served.post(GOOD, [part(cases / "ref1.png")])
+        assert error(answer, 503)["code"] == "disk_full"
+
+    serve(tmp_path, body)
 
 
 def test_a_body_that_would_not_fit_is_turned_away_before_and_while_it_comes(tmp_path: Path) -> None:

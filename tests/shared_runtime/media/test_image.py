@@ -102,3 +102,14 @@ def test_too_many_pixels_and_bytes_are_refused_with_the_numbers(cases: Path) -> 
 def test_another_kind_is_refused(cases: Path) -> None:
     with pytest.raises(InvalidRequest, match="video"):
         decode_image(cases / "vid_3f.mp4")
+
+
+def test_a_jpeg_of_endless_scans_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    picture = tmp_path / "scans.jpg"
+    Image.fromarray(quadrants()).save(picture, progressive=True)
+    content = picture.read_bytes()
+    decode_image(picture)
+    last = content.rindex(b"\xff\xda")
+    picture.write_bytes(content[:last] + content[last:-2] * 600 + content[-2:])
+    with pytest.raises(InvalidRequest, match="scans"):
+        decode_image(picture)

@@ -342,3 +342,10 @@ def test_json_text_and_object_of_the_quantization_are_the_same() -> None:
     as_object = load_deployment(BASE, json.dumps({"1": {"diffusion_quantization_config": quantization}}))
     assert as_text == as_object
     assert as_text.diffusion.diffusion_quantization_config is not None
+
+
+def test_media_caps_may_be_lowered_and_not_raised(tmp_path: Path) -> None:
+    lower = written(tmp_path, "base_config: tiny\nservice: {media_caps: {video_bytes: 1000}}\n")
+    assert load_deployment(str(lower)).service.media_caps.video_bytes == 1000
+    higher = written(tmp_path, "base_config: tiny\nservice: {media_caps: {image_pixels: 50000001}}\n")
+    assert "service.media_caps.image_pixels: is at most 50000000" in refusal(higher)

@@ -1,14 +1,17 @@
 """Every shelf keeps the same promises, to whichever service asks."""
 
 import os
+import shutil
+import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from diffusion_service.jobs.artifacts import SHARED_STRAY_S, Artifacts
 from diffusion_service.jobs.shelves.folder import FolderShelf
-from diffusion_service.jobs.shelves.objects import READ_BYTES, ObjectShelf
+from diffusion_service.jobs.shelves.objects import READ_BYTES, ObjectShelf, _modified
 from diffusion_service.jobs.shelves.shelf import StoredClip
 from shared_schema.errors import DeployError, StorageUnavailable
 from tests.diffusion_service.jobs.shelves.conftest import OpenShelf
@@ -148,3 +151,21 @@ def test_a_wrong_url_or_option_is_a_wrong_setting(
     reached = bucket[1] if url.startswith("s3:") else {}
     with pytest.raises(DeployError, match=why):
         ObjectShelf(url, {**reached, **options}, tmp_path)
+
+
+def test_a_folder_whose_mount_is_gone_is_a_store_that_is_away(tmp_path: Path) -> None:
+    shelf = FolderShelf(tmp_path / "mount", shared=True)
+    part = tmp_path / "part"
+    part.write_bytes(b"clip")
+    shutil.rmtree(tmp_path / "mount")
+    for call in (shelf.inputs, shelf.clips, partial(shelf.keep_clip, "a.mp4", part)):
+        with pytest.raises(StorageUnavailable):
+            call()
+    (tmp_path / "mount").write_bytes(b"no folder")
+    with pytest.raises(StorageUnavailable):
+        shelf.drop_clips("video_1")
+
+
+def test_what_a_store_gives_no_time_of_counts_as_new() -> None:
+    assert abs(_modified({"modificationTime": 5}) - time.time()) < 60
+    assert _modified({"mtime": 5.0}) == 5.0

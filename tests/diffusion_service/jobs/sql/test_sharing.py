@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from diffusion_service.jobs.job import Job, LeaseLost
+from diffusion_service.jobs.sql import database
 from diffusion_service.jobs.sql.store import SqlJobStore
 from diffusion_service.scheduler import Waiting
 from shared_schema.errors import QueueFull, StoreUnavailable
@@ -186,3 +187,35 @@ def test_a_store_that_is_closed_leaves_no_connection_of_callers_that_were_cancel
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     with psycopg.connect(postgres_url, autocommit=True) as looking:
         wait_until(lambda: looking.execute(others).fetchone() == (0,), 30, "no connection is left")
+
+
+def test_a_service_that_was_stopped_within_a_change_holds_up_nobody_for_ever(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = {**database.WAITS, "options": "-c lock_timeout=200ms -c idle_in_transaction_session_timeout=2s"}
+    monkeypatch.setattr(database, "WAITS", waits)
+    stopped = database.open_engine(database.database_url(postgres_url))
+
+    async def body(one: SqlJobStore, two: SqlJobStore) -> None:
+        with stopped.connect() as connection:
+            connection.begin()
+            database.lock_history(connection)
+            with pytest.raises(StoreUnavailable):
+                await one.add(new_job(1), 10)
+            await asyncio.sleep(2.5)
+            assert (await two.add(new_job(2), 10)).id == new_job(2).id
+            driver = connection.connection.dbapi_connection
+            assert driver is not None
+            driver.close()
+            connection.invalidate()
+
+    share(postgres_url, body)
+    stopped.dispose()
+
+
+def test_every_wait_for_the_server_has_an_end(postgres_url: str) -> None:
+    engine = database.open_engine(database.database_url(postgres_url))
+    with engine.connect() as connection:
+        for name in ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"):
+            assert connection.execute(text(f"SHOW {name}")).scalar() != "0"
+    engine.dispose()
