@@ -26,6 +26,7 @@ from shared_schema.errors import (
     ErrorDetail,
     H3Error,
     InvalidRequest,
+    JobErrorCode,
     JobFailed,
     LeaseExpired,
     NotReady,
@@ -159,6 +160,10 @@ class EncoderClient:
                 raise JobFailed(f"the encoder failed: {error.message}", code="internal_error")
 
 
+_NOBODY_THERE = (404, 429, 502, 503)
+"""A proxy's own answers while the encoder behind it starts anew."""
+
+
 def _errand_headers() -> dict[str, str]:
     """What the encoder's log lines and spans are to be known by."""
     now = errand()
@@ -172,12 +177,17 @@ def _error_of(response: httpx.Response) -> ErrorDetail:
     """What an encoder says is wrong.
 
     Raises:
-        EncoderAway: something between here and there answered in its place.
+        EncoderAway: a proxy answered in its place, that it is not there.
+        JobFailed: a proxy does not let this request through, or did not wait; it would not do so again either.
     """
     try:
         return ErrorBody.model_validate_json(response.content).error
     except ValidationError as error:
-        raise EncoderAway(f"the encoder does not answer: its URL answers {response.status_code}") from error
+        status = response.status_code
+        if status in _NOBODY_THERE:
+            raise EncoderAway(f"the encoder does not answer: its URL answers {status}") from error
+        code: JobErrorCode = "timeout" if status == 504 else "encoder_unavailable"
+        raise JobFailed(f"what is before the encoder answers {status} in its place", code=code) from error
 
 
 @contextmanager

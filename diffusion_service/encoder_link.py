@@ -77,12 +77,13 @@ class EncoderLink:
         while True:
             before = self.reason
             try:
-                self.reason, self.starving = await self._look(), False
+                self.reason, self.starving, waits = await self._look(), False, False
             except SlabFull as full:
-                self.reason, self.starving = f"the probe of the transport waits: {full}", True
+                self.reason = f"the probe of the transport waits: {full}"
+                self.starving, waits = not isinstance(full, ReceiverBusy), True
             if self.reason != before:
                 logger.info("encoder at %s: %s", self.client.url, self.reason or "ready")
-            await asyncio.sleep(STARVING_S if self.starving else PERIOD_S)
+            await asyncio.sleep(STARVING_S if waits else PERIOD_S)
 
     async def _look(self) -> str | None:
         if self._receiver.trouble is not None:

@@ -14,7 +14,13 @@ from torch import nn
 from diffusion_service.adapters.adapter import Adapter
 from diffusion_service.commands import DiffusionRankSettings
 from diffusion_service.model.adaln import Modulation
-from diffusion_service.model.attention import attend_with, join_qkv, norm_and_rotate_in_one_pass, use_attention
+from diffusion_service.model.attention import (
+    attend_with,
+    join_qkv,
+    norm_and_rotate,
+    norm_and_rotate_in_one_pass,
+    use_attention,
+)
 from diffusion_service.model.compile import compile_blocks
 from diffusion_service.model.dit import Dit
 from diffusion_service.model.lora import LoraDeltas
@@ -144,7 +150,9 @@ class Fitter:
         on_host = self._on_gpu and (self._comm.world_size == 1 or self._plan.mode != "none")
         modulation = Modulation(transformer, on_host=on_host, device=self._comm.device, pinned=self._plan.pinned)
         if self._on_gpu:
-            join_qkv(transformer, attend, norm_and_rotate_in_one_pass())
+            # The kernel wants a C compiler, which `enforce_eager` is to do without.
+            turn = norm_and_rotate if self._stage.enforce_eager else norm_and_rotate_in_one_pass()
+            join_qkv(transformer, attend, turn)
         if self._plan.mode == "module":
             self.park(name, _parts(transformer))
         return Dit(transformer, modulation, split, self._blocks(transformer), self._comm.total)

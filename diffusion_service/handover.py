@@ -221,10 +221,12 @@ class Handover:
                     landing = self._receiver.reserve(nbytes, request_id, self._lease_s, time.time())
                     break
                 except SlabFull as full:
-                    if not isinstance(full, ReceiverBusy) and self._cache.make_room():
+                    busy = isinstance(full, ReceiverBusy)
+                    if not busy and self._cache.make_room():
                         continue
                 waited = True
-                watcher.starve(True)
+                # Nothing need be given up for a receiver that is ready again in a moment.
+                watcher.starve(not busy)
                 await asyncio.sleep(FULL_PAUSE_S)
                 if renew is not None and time.monotonic() - renewed > self._lease_s / 3:
                     await renew()

@@ -21,6 +21,8 @@ from shared_runtime.stored import INDEX, Component, component_folder, has_weight
 from shared_schema.errors import DeployError
 
 _DESCRIPTION_TYPES = ("json", "txt", "jinja")
+_ERRORS = (OSError, ValueError, *HfHubHTTPError.__bases__)
+"""Of the last, one is the base of all errors of its HTTP client, whichever that is: those are no `OSError`."""
 
 
 def hub_patterns(needs: frozenset[Component]) -> list[str]:
@@ -88,14 +90,14 @@ def _download(model: str, needs: frozenset[Component], commit: str, cache: Path 
 def _snapshot(model: str, revision: str | None, cache: Path | None, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(model, revision=revision, cache_dir=cache, allow_patterns=patterns))
-    except (OSError, ValueError) as error:
+    except _ERRORS as error:
         raise _explained(error, model, revision, cache) from error
 
 
 def _check_disk(model: str, commit: str, cache: Path | None, patterns: list[str]) -> None:
     try:
         files = snapshot_download(model, revision=commit, cache_dir=cache, allow_patterns=patterns, dry_run=True)
-    except (OSError, ValueError) as error:
+    except _ERRORS as error:
         raise _explained(error, model, commit, cache) from error
     needed = sum(file.file_size or 0 for file in files if file.will_download)
     folder = _cache_folder(cache)
@@ -111,7 +113,7 @@ def _cache_folder(cache: Path | None) -> Path:
     return Path(constants.HF_HUB_CACHE) if cache is None else cache
 
 
-def _explained(error: OSError | ValueError, model: str, revision: str | None, cache: Path | None) -> DeployError:
+def _explained(error: Exception, model: str, revision: str | None, cache: Path | None) -> DeployError:
     """What a failed request means for the person who started the service, in one line."""
     match error:
         case GatedRepoError():

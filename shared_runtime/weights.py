@@ -19,7 +19,7 @@ from diffusers import (
     MiniMaxH3Scheduler,
     MiniMaxH3Transformer3DModel,
 )
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import Qwen2TokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
@@ -90,7 +90,11 @@ def _by_file(path: Path, component: Component) -> dict[Path, dict[str, StoredTen
 def _in_file(
     file: Path, held: Mapping[str, StoredTensor], device: Device
 ) -> Iterator[tuple[str, StoredTensor, TensorReader]]:
-    with safe_open(file, framework="pt", device=str(device)) as opened:
+    try:
+        opening = safe_open(file, framework="pt", device=str(device))
+    except SafetensorError as error:
+        raise DeployError(f"{file} is not a whole safetensors file: {error}") from error
+    with opening as opened:
         for name, tensor in held.items():
             yield name, tensor, opened.get_slice(name)
 

@@ -3,6 +3,7 @@
 From the headers of both alone: no value is read but alphas. Runs in the API process, without torch.
 """
 
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -167,4 +168,6 @@ def _scalar(file: Path, name: str, tensor: StoredTensor) -> float:
     if tensor.dtype == "BF16":
         code, raw = "<f", b"\0\0" + raw
     (value,) = struct.unpack(code, raw)
+    if not math.isfinite(value):
+        raise AdapterBroken(f"{file.name}: {name} is not a finite number")
     return float(value)

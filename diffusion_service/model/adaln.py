@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 Tables = tuple[tuple[torch.Tensor, ...], ...]
 """By step, then by block: `(timesteps x modalities, 6 x hidden)`."""
 Parameters = dict[str, torch.Tensor]
+Kind = tuple[str, torch.Size, torch.dtype]
 
 _SLOTS = 2
 """Projections on the GPU at a time when they live on the host: one in use, one arriving."""
@@ -111,25 +112,31 @@ class Modulation:
     def _streamed(self) -> Iterator[tuple[nn.Module, Parameters]]:
         """The next projection is copied while the products of this one are made."""
         main, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        shapes = dict(self._projections[0].named_parameters())
-        slots = [{name: torch.empty_like(p, device=self._device) for name, p in shapes.items()} for _ in range(_SLOTS)]
+        every = {_kind(name, p): p for each in self._projections for name, p in each.named_parameters()}
+        slots = [{kind: torch.empty_like(p, device=self._device) for kind, p in every.items()} for _ in range(_SLOTS)]
         side.wait_stream(main)
-        arriving = self._copy(0, slots, side)
+        arriving = self._copy(0, slots[0], side)
         used = main.record_event()
         for number, projection in enumerate(self._projections):
             main.wait_event(arriving)
             side.wait_event(used)
             if number + 1 < len(self._projections):
-                arriving = self._copy(number + 1, slots, side)
-            yield projection, slots[number % _SLOTS]
+                arriving = self._copy(number + 1, slots[(number + 1) % _SLOTS], side)
+            slot = slots[number % _SLOTS]
+            yield projection, {name: slot[_kind(name, p)] for name, p in projection.named_parameters()}
             used = main.record_event()
 
-    def _copy(self, number: int, slots: Sequence[Parameters], side: torch.cuda.Stream) -> torch.cuda.Event:
+    def _copy(self, number: int, slot: "dict[Kind, torch.Tensor]", side: torch.cuda.Stream) -> torch.cuda.Event:
         with torch.cuda.stream(side):
             for name, parameter in self._projections[number].named_parameters():
-                slots[number % _SLOTS][name].copy_(parameter, non_blocking=True)
+                slot[_kind(name, parameter)].copy_(parameter, non_blocking=True)
         copied: torch.cuda.Event = side.record_event()
         return copied
+
+
+def _kind(name: str, parameter: torch.Tensor) -> Kind:
+    """What projections have in common; where FP8 leaves a block as it is, its projection has other parameters."""
+    return name, parameter.shape, parameter.dtype
 
 
 def _to_host(module: nn.Module, *, pinned: bool) -> None:

@@ -12,6 +12,7 @@ import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 
 from diffusion_service.model.precision import computing, materialise_fp16
+from shared_runtime.tensor_float import tensor_float
 from shared_schema.deploy.model import Precision
 from shared_schema.errors import JobFailed
 
@@ -216,14 +217,15 @@ def not_finite() -> JobFailed:
 
 @torch.no_grad()
 def decode_sound(vae: AutoencoderKLMiniMaxH3Audio, latents: torch.Tensor) -> torch.Tensor:
-    """The waveform `(2, samples)` float32 on the host; `latents` is `(2, 32, latents)`, one batch item a channel.
+    """The waveform `(2, samples)` on the host; `latents` is `(2, 32, latents)`, one batch item a channel. All FP32.
 
     Raises:
         JobFailed: `numerical_error`, a sample is NaN or infinite.
     """
     mean = torch.tensor(vae.config.latents_mean, device=vae.device).view(1, -1, 1)
     std = torch.tensor(vae.config.latents_std, device=vae.device).view(1, -1, 1)
-    decoded = vae.decode(latents * std + mean, return_dict=False)[0]
+    with tensor_float(False):
+        decoded = vae.decode(latents * std + mean, return_dict=False)[0]
     waveform: torch.Tensor = decoded.float()[:, 0].contiguous().cpu()
     if not torch.isfinite(waveform).all():
         raise JobFailed("decoded samples are not finite", code="numerical_error")

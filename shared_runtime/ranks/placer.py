@@ -174,6 +174,7 @@ class Placer:
         outpost = self._outposts[request.spec.rank]
         pipe.setblocking(False)
         code = -int(signal.SIGKILL)
+        downwards: asyncio.Task[None] | None = None
         with pipe:
             try:
                 pid = await outpost.make.remote(request.spec, request.settings)
@@ -183,9 +184,13 @@ class Placer:
                     with contextlib.suppress(ConnectionError):
                         await asyncio.get_running_loop().sock_sendall(pipe, data)
                 code = await outpost.exit_code.remote()
-                downwards.cancel()
             except RayError:
                 self._lose(outpost)
+            finally:
+                # Before the pipe is closed: a loop that still reads it would not hear the next one of that number.
+                if downwards is not None:
+                    downwards.cancel()
+                    await asyncio.wait([downwards])
         self._tell(Exited(request.spec.rank, code))
 
     async def _kill(self, rank: int) -> None:

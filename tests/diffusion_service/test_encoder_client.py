@@ -56,5 +56,16 @@ def test_any_other_error_fails_the_job() -> None:
     assert type(answered(500, H3Error("x").body().model_dump_json().encode())) is JobFailed
 
 
-def test_what_is_no_error_of_an_encoder_is_an_encoder_that_is_away() -> None:
-    assert type(answered(502, b"<html>")) is EncoderAway
+@pytest.mark.parametrize("status", [404, 429, 502, 503])
+def test_what_is_no_error_of_an_encoder_is_an_encoder_that_is_away(status: int) -> None:
+    assert type(answered(status, b"<html>")) is EncoderAway
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(413, "encoder_unavailable"), (400, "encoder_unavailable"), (504, "timeout")]
+)
+def test_a_request_that_a_proxy_does_not_let_through_fails_its_job(status: int, code: str) -> None:
+    # As one that is away it was sent again for two hours, and held up every other job.
+    found = answered(status, b"<html>")
+    assert isinstance(found, JobFailed)
+    assert found.code == code

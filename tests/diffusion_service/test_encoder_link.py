@@ -12,6 +12,7 @@ from diffusion_service.encoder_link import EncoderLink, Expected
 from shared_runtime.transport.shm import ShmSender
 from shared_runtime.transport.slab import Slab
 from shared_schema.encode import SCHEMA_VERSION, EncoderIdentity, Landing, PushReceipt, ShmLanding
+from shared_schema.errors import ReceiverBusy, SlabFull
 from shared_schema.health import Health
 
 OURS = ("GPU-a", "GPU-b")
@@ -146,6 +147,28 @@ def test_a_probe_that_waits_for_room_says_so_until_there_is_some(slab: Slab, tmp
             while link.reason is not None:
                 await asyncio.sleep(0.01)
         assert not link.starving
+        watching.cancel()
+        await client.close()
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize(("full", "starving"), [(SlabFull("full"), True), (ReceiverBusy("in a moment"), False)])
+def test_only_a_full_slab_asks_others_to_give_something_up(
+    slab: Slab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: SlabFull, starving: bool
+) -> None:
+    def refuse(*_: object) -> ShmLanding:
+        raise full
+
+    async def look() -> None:
+        client = SaysSo(IDENTITY, tmp_path)
+        link = EncoderLink(client, slab, EXPECTED, lease_s=5)
+        monkeypatch.setattr(slab, "reserve", refuse)
+        watching = asyncio.create_task(link.watch())
+        async with asyncio.timeout(60):
+            while "waits" not in (link.reason or ""):
+                await asyncio.sleep(0.01)
+        assert link.starving == starving
         watching.cancel()
         await client.close()
 

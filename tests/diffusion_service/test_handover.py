@@ -1,16 +1,21 @@
 """What the diffusion service accepts as the manifest of a job's payload, before it reserves any memory for it."""
 
+import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from diffusion_service.handover import PayloadRules, check_manifest
+from diffusion_service.handover import Handover, PayloadRules, check_manifest
 from diffusion_service.jobs.job import PlannedReference
 from shared_schema.encoder_output import LAYOUT, ROLES, TEXT, TEXT_ONLY_SLOTS, Manifest, SlotSpec
 from shared_schema.errors import (
     LayoutInvalid,
     PayloadError,
+    ReceiverBusy,
     RowsMismatch,
+    SlabFull,
     SlotMissing,
     SlotUnexpected,
     WrongBytes,
@@ -132,3 +137,37 @@ def test_no_tokens_are_no_payload() -> None:
 def test_the_payload_of_another_request_is_refused(other: Layout) -> None:
     with pytest.raises(LayoutInvalid, match="another request"):
         check_manifest(full(other), PLAN, FULL)
+
+
+class Starved:
+    """A watcher that wants to know about hunger alone."""
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+
+    def starve(self, starving: bool) -> None:
+        self.told.append(starving)
+
+
+@pytest.mark.parametrize(("full", "told"), [(SlabFull("full"), [True, False]), (ReceiverBusy("soon"), [False, False])])
+def test_nothing_is_given_up_for_a_receiver_that_is_ready_again_in_a_moment(
+    full: SlabFull, told: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Receiver:
+        kind = "shared_memory"
+
+        def __init__(self) -> None:
+            self.refusals: list[SlabFull] = [full]
+
+        def reserve(self, *_: object) -> str:
+            if self.refusals:
+                raise self.refusals.pop()
+            return "landing"
+
+    handover: Any = Handover.__new__(Handover)
+    handover._receiver, handover._lease_s = Receiver(), 60.0
+    handover._cache = SimpleNamespace(make_room=lambda: False)
+    handover._accounts = SimpleNamespace(waited=lambda *_: None)
+    watcher = Starved()
+    assert asyncio.run(handover._room(1, "1" * 32, watcher, None)) == "landing"
+    assert watcher.told == told

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
 from shared_runtime import checkpoint
+from shared_runtime import hub as hub_client
 from shared_runtime.checkpoint import Component, hub_patterns, resolve_checkpoint
 from shared_runtime.stored import missing_files, needs_tensor, read_header, stored_tensors
 from shared_runtime.tiny import build_tiny
@@ -225,6 +227,21 @@ def test_a_gated_hub_is_one_line(hub: FakeHub, server: HubServer, online: Servic
 
 def test_an_unknown_revision_is_named(hub: FakeHub, online: Service, tmp_path: Path) -> None:
     assert f"{REPOSITORY} has no revision v9" in online.resolve(tmp_path, DIFFUSION, "v9")["error"]
+
+
+def test_whatever_the_hubs_client_raises_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = next(each for each in HfHubHTTPError.__bases__ if each.__name__ == "HTTPError")
+    assert not issubclass(base, OSError)
+
+    class ProtocolError(base):  # type: ignore[misc, valid-type]
+        """Of the hub's HTTP client."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise ProtocolError("peer closed connection")
+
+    monkeypatch.setattr(hub_client, "snapshot_download", broken)
+    with pytest.raises(DeployError, match=r"cannot be fetched into .*: peer closed connection"):
+        hub_client._snapshot(REPOSITORY, "main", tmp_path, ["*"])
 
 
 def test_a_hub_out_of_reach_is_said(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +189,23 @@ def test_a_mis_shaped_tensor_is_named(broken: Path) -> None:
     with pytest.raises(DeployError, match=r"quant_conv\.bias in .* has shape \[47\], not \[48\]"):
         load_video_vae(broken, "encoder", "cpu")
     load_video_vae(broken, "decoder", "cpu")
+
+
+def test_a_file_whose_tensors_overlap_is_named(broken: Path) -> None:
+    file = broken / "vae" / "diffusion_pytorch_model.safetensors"
+    content = file.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + size])
+    first, second, *_ = sorted(
+        (each for each in header if each != "__metadata__"), key=lambda n: header[n]["data_offsets"]
+    )
+    begin, end = header[second]["data_offsets"]
+    header[second]["data_offsets"] = [begin - 4, end - 4]
+    assert header[first]["data_offsets"][1] == begin
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    with pytest.raises(DeployError, match=rf"{file.name} is not a whole safetensors file"):
+        load_video_vae(broken, "encoder", "cpu")
 
 
 def test_a_tensor_of_another_dtype_is_named(broken: Path) -> None:

@@ -181,6 +181,17 @@ def test_alpha_comes_from_where_it_is_nearest(tmp_path: Path, shapes: dict[str, 
     assert [each.factor for each in bound(file, shapes).modules] == [1.0], "alpha is the rank where nobody says"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_alpha_that_is_no_finite_number_is_refused(
+    tmp_path: Path, shapes: dict[str, Shape], value: float, dtype: torch.dtype
+) -> None:
+    others = {f"{OUT}.alpha": torch.tensor(value, dtype=dtype)}
+    file = write_adapter(tmp_path / "a.safetensors", some(shapes, OUT), endings=PEFT, others=others)
+    with pytest.raises(AdapterBroken, match=rf"{OUT}.alpha is not a finite number"):
+        bound(file, shapes)
+
+
 def test_the_configuration_beside_a_peft_file_counts(tmp_path: Path, shapes: dict[str, Shape]) -> None:
     file = write_adapter(tmp_path / "adapter_model.safetensors", some(shapes, OUT, Q), endings=PEFT)
     beside = tmp_path / "adapter_config.json"

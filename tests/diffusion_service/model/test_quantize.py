@@ -1,5 +1,6 @@
 """FP8 products: their rounding, what they take and leave, their scales, and what they do to clips."""
 
+import contextlib
 import logging
 from typing import Any
 
@@ -342,3 +343,34 @@ def test_the_same_seed_makes_the_same_clip(shop: Shop) -> None:
     assert {task: clip.digests for task, clip in one.clips.items()} == {
         task: clip.digests for task, clip in other.clips.items()
     }
+
+
+class NoStream:
+    """A CUDA stream on a machine that has none: everything is done when it is asked for."""
+
+    def __init__(self, *_: object) -> None: ...
+    def wait_stream(self, _other: object) -> None: ...
+    def wait_event(self, _event: object) -> None: ...
+    def record_event(self) -> None: ...
+
+
+@pytest.mark.parametrize("ignored", [0, 1])
+def test_projections_on_the_host_may_differ_where_one_block_is_not_quantized(
+    ignored: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, NoStream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    made = []
+    for on_host in (False, True):
+        quantizer = Quantizer([f"transformer_blocks.{ignored}"], modulation=True)
+        transformer = load_transformer(
+            tiny_checkpoint(), "transformer", "cpu", place=lambda name, tensor, q=quantizer: q.place(name, tensor)
+        )
+        quantizer.fit(transformer)
+        width = transformer.time_embedder.linear_2.out_features
+        modulation = Modulation(transformer, on_host=on_host, device=torch.device("cpu"), pinned=False)
+        embedded = [torch.randn(2, width, generator=torch.Generator().manual_seed(0))]
+        made.append(modulation.tables([torch.tensor([0.5, 0.25])], embedded)[0])
+    for here, there in zip(*made, strict=True):
+        assert torch.equal(here, there)
