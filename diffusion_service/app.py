@@ -67,7 +67,7 @@ from shared_schema.deploy.settings import (
     TaskType,
 )
 from shared_schema.encode import ShmLanding
-from shared_schema.errors import DeployError
+from shared_schema.errors import DeployError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -236,12 +236,23 @@ async def _serve(settled: Settled, opened: Opened) -> None:
         log_ready(url, settled.checkpoint.name, jobs.group.facts)
 
     try:
-        # Before anybody is answered: what it sweeps could be a new request's.
-        await jobs.runner.recover()
+        await _recover(jobs.runner)
         app, proxies = _app(deps, service), service.trusted_proxies
         await serve(app, opened.listener, life.supervise(ready), life.drain, proxies=proxies)
     finally:
         await _close(hooks, jobs.encoders, outbound, jobs.store)
+
+
+async def _recover(runner: JobRunner) -> None:
+    """Before anybody is answered: what is swept could be a new request's.
+
+    Raises:
+        DeployError: the database does not answer.
+    """
+    try:
+        await runner.recover()
+    except StoreUnavailable as error:
+        raise DeployError(f"the jobs' database: {error.message}") from error
 
 
 async def _close(*opened: Closable) -> None:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from encoder_service.commands import Pushed
 from encoder_service.encoder import Encoder
@@ -69,6 +70,7 @@ def build_app(deps: EncoderDeps) -> FastAPI:
     for invalid in (ValidationError, RequestValidationError):
         app.add_exception_handler(invalid, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_refused)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _answer_fault)
     app.add_middleware(TokenGate, token=deps.token)
     app.add_middleware(Errands, process="encoder-api", export=deps.export)
@@ -77,6 +79,11 @@ def build_app(deps: EncoderDeps) -> FastAPI:
     app.include_router(_peer_routes(deps), responses=_ERRORS)
     app.include_router(_encoding_routes(deps), responses=_ERRORS)
     return app
+
+
+async def _answer_nobody(_request: Request, _gone: Exception) -> Response:
+    """Nobody reads it; the server wants an answer all the same."""
+    return _error(InvalidRequest("the client left before its body was read"))
 
 
 async def _answer_error(_request: Request, error: Exception) -> Response:

@@ -12,7 +12,8 @@ trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
 stage() {
   local name=$1 && shift
-  "$python" -m "training.$name" --out "$out" "$@" "${given[@]}"
+  # In place of the shell, which is what is waited for and killed.
+  exec "$python" -m "training.$name" --out "$out" "$@" "${given[@]}"
 }
 
 finished() { for _ in $(jobs -p); do wait -n; done; }
@@ -20,10 +21,12 @@ finished() { for _ in $(jobs -p); do wait -n; done; }
 stage video_vae --minutes "${VIDEO:-0}" --start-from "$begun/vae" &
 stage audio_vae --minutes "${AUDIO:-0}" --start-from "$begun/audio_vae" &
 finished
-[ "${DECODER:-0}" = 0 ] || stage video_decoder --minutes "$DECODER" --start-from "$out/checkpoint/vae"
-stage world --clips "${CLIPS:-8192}"
+[ "${DECODER:-0}" = 0 ] || (stage video_decoder --minutes "$DECODER" --start-from "$out/checkpoint/vae")
+(stage world --clips "${CLIPS:-8192}")
 examples=(${EXAMPLES:+--examples "$EXAMPLES"})
 text=$out/checkpoint/transformer
+# What is waited for is this run's.
+rm -f "$out"/checkpoint/transformer{,_ref}/*.safetensors
 stage dit --partition transformer --minutes "${TEXT:-7}" --start-from "$begun/transformer" "${examples[@]}" &
 stage dit --partition transformer_ref --minutes "${REFERENCE:-7}" --start-from "$text" --wait "${examples[@]}" &
 stage turbo --partition transformer --minutes "${TURBO:-3}" --wait "${examples[@]}" &

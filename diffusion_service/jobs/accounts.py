@@ -52,6 +52,7 @@ class JobAccounts:
         self._peak = Gauge("h3_job_peak_memory_bytes", "GPU memory of the newest job, most of it.", registry=registry)
         # A counter that first shows as 1 has not risen, for Prometheus: those that alerts look at begin with 0.
         for task in Task:
+            self._forwards.labels(task.value)
             for end in FINAL:
                 self._ended.labels(task.value, end)
         for code in get_args(JobErrorCode):

@@ -101,7 +101,10 @@ class Upkeep:
             if job.status == "in_progress" and job.owner is None:
                 await self._orphaned(await store.change(job.id, self._orphaning))
         unfinished = {job.id for job in await store.unfinished()}
-        _tell(await asyncio.to_thread(artifacts.sweep, await store.ids("completed"), unfinished))
+        try:
+            _tell(await asyncio.to_thread(artifacts.sweep, await store.ids("completed"), unfinished))
+        except StorageUnavailable as error:
+            logger.warning("leftovers of jobs that are over stay for now: %s", error.message)
 
     async def _sweep(self) -> None:
         """What another service of a shared store left when it was killed goes while this one runs."""

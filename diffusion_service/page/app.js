@@ -12,7 +12,7 @@ import { unfinished } from "./progress.js";
 const HEALTH_MS = 10000;
 const forms = new Map(); // by job: what this tab sent, files included
 
-const api = new Api(askKey);
+const api = new Api(() => askKey(true));
 const stage = new Stage(api, {
   cancel,
   remove,
@@ -22,6 +22,7 @@ const stage = new Stage(api, {
 });
 const lists = new Lists(api, { open, cancel });
 let composer = null;
+let left = false; // the user did not want to give a key: asked for again only where one is acted on
 
 async function start() {
   let limits;
@@ -52,7 +53,7 @@ function made(video, form) {
 function open(id) {
   history.replaceState(null, "", `#${id}`);
   lists.choose(id);
-  if (stage.id !== id) stage.show(id);
+  if (stage.id !== id || !stage.following) stage.show(id);
   if (innerWidth < 960) byId("stage").scrollIntoView({ block: "start" });
 }
 
@@ -93,11 +94,12 @@ function reuse(video, seed = String(video.seed)) {
   byId("composer").scrollIntoView({ block: "start" });
 }
 
-function askKey() {
+/** Ask for a key; `refused` where the server wanted another one than it got. */
+function askKey(refused = false) {
   const dialog = byId("key-dialog");
-  if (dialog.open) return;
+  if (dialog.open || (refused && left)) return;
   byId("key").value = api.key;
-  byId("key-note").textContent = api.key
+  byId("key-note").textContent = refused && api.key
     ? "The server did not take this key."
     : "Some servers want one. It stays in this tab until you close it.";
   dialog.returnValue = "";
@@ -105,12 +107,14 @@ function askKey() {
 }
 
 byId("key-dialog").addEventListener("close", (event) => {
-  if (event.target.returnValue !== "use") return;
+  left = event.target.returnValue !== "use";
+  if (left) return;
   api.useKey(byId("key").value.trim());
   start();
 });
 fill(byId("key-button"), icon("key"), h("span", { class: "words" }, "API key"));
-byId("key-button").addEventListener("click", askKey);
+byId("key-button").addEventListener("click", () => askKey());
+byId("submit").addEventListener("click", () => (left = false), { capture: true });
 
 const THEMES = ["system", "light", "dark"];
 function useTheme(theme) {

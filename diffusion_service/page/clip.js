@@ -5,16 +5,17 @@ import { icon } from "./icons.js";
 import { Progress, timeText, unfinished } from "./progress.js";
 import { bytes, round } from "./rules.js";
 
+const ASK_MS = 2000;
 const TASKS = { t2va: "Words", fl2va: "First and last frame", ref2va: "References" };
 
 /** Shows one job at a time. `acts`: cancel(video), remove(video), again(video), reuse(video), changed(video). */
 export class Stage {
   constructor(api, acts) {
-    Object.assign(this, { api, acts, id: null, video: null, following: null, progress: null, asked: 0, drawn: 0, told: 0 });
+    Object.assign(this, { api, acts, id: null, video: null, following: null, progress: null, asked: 0, drawn: 0, told: 0, urls: [] });
     this.body = byId("stage-body");
   }
 
-  /** Show a job and, until it ends, follow it. */
+  /** Show a job and, until it ends, follow it. `following` is null where that failed: it may be shown again. */
   async show(id) {
     this.leave();
     this.id = id;
@@ -23,7 +24,9 @@ export class Stage {
     try {
       video = await this.api.video(id);
     } catch (error) {
-      if (this.id === id) fill(this.body, h("p", { class: "refusal" }, error.message));
+      if (this.id !== id) return;
+      this.following = null;
+      fill(this.body, h("p", { class: "refusal" }, error.message));
       return;
     }
     if (this.id !== id) return;
@@ -31,13 +34,33 @@ export class Stage {
     if (!unfinished(video)) return;
     const { signal } = this.following;
     await this.api.follow(id, (event) => this.heard(event), signal);
-    if (!signal.aborted) await this.refresh();
+    await this.toItsEnd(signal);
+  }
+
+  /** Events are over: ask until the job is over too, whatever becomes of a single answer. */
+  async toItsEnd(signal) {
+    while (!signal.aborted) {
+      const error = await this.refresh();
+      if (signal.aborted || !this.video || !unfinished(this.video)) return;
+      if (error?.status === 401) {
+        this.following = null;
+        return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, ASK_MS));
+    }
   }
 
   leave() {
     this.following?.abort();
     this.progress?.close();
+    this.release();
     Object.assign(this, { id: null, video: null, following: null, progress: null, begun: false });
+  }
+
+  /** Give back what the browser keeps of a clip that was fetched with a key. */
+  release(...urls) {
+    for (const url of this.urls) URL.revokeObjectURL(url);
+    this.urls = urls;
   }
 
   empty() {
@@ -62,20 +85,23 @@ export class Stage {
     this.later = setTimeout(() => this.refresh(), wait);
   }
 
+  /** Ask for the job as it is now; the error, where there was no answer. */
   async refresh() {
     const id = this.id;
-    if (!id) return;
+    if (!id) return null;
     const { told } = this;
     const asked = (this.asked = Date.now());
     try {
       const video = await this.api.video(id);
-      if (this.id !== id || asked < this.drawn) return;
+      if (this.id !== id || asked < this.drawn) return null;
       // What happened since may have been told by events.
-      if (told !== this.told && unfinished(video) && video.progress < this.video.progress) return;
+      if (told !== this.told && unfinished(video) && video.progress < this.video.progress) return null;
       this.drawn = asked;
       this.draw(video);
+      return null;
     } catch (error) {
       if (error.status === 404 && this.id === id) this.empty();
+      return error;
     }
   }
 
@@ -149,13 +175,26 @@ export class Stage {
     const trouble = h("p", { class: "note bad", hidden: true }, "This browser cannot play the clip here. The download has it.");
     player.addEventListener("error", () => (trouble.hidden = false));
     const name = (index) => (video.num_outputs > 1 ? `${video.id}-${index}.mp4` : video.file_name);
-    const save = h("a", { class: "button primary", id: "download", href: "#" }, icon("download"), "Download");
+    const save = h("a", { class: "button primary", id: "download" }, icon("download"), "Download");
+    let chosen = 0;
     const use = async (index) => {
-      player.poster = await this.api.source(video.id, index, "thumbnail");
-      player.src = save.href = await this.api.source(video.id, index);
-      save.download = name(index);
+      const mine = (chosen += 1);
+      const ours = () => mine === chosen && this.id === video.id;
+      try {
+        const first = this.api.source(video.id, index, "thumbnail").catch(() => "");
+        const [url, poster] = await Promise.all([this.api.source(video.id, index), first]);
+        if (!ours()) return [url, poster].forEach((each) => URL.revokeObjectURL(each));
+        this.release(url, poster);
+        trouble.hidden = true;
+        Object.assign(player, { poster, src: url });
+        Object.assign(save, { href: url, download: name(index) });
+      } catch (error) {
+        if (!ours()) return;
+        fill(trouble, error.message);
+        trouble.hidden = false;
+      }
     };
-    use(0).catch((error) => fill(trouble, error.message));
+    use(0);
     fill(
       this.body,
       h("div", { class: "screen" }, player),

@@ -169,9 +169,11 @@ export class Composer {
     this.rejected = {};
     fill(byId("problems"));
     this.render();
-    const { body, itemOf } = await bodyOf(form, this.limits);
+    let itemOf = () => null;
     try {
-      const video = await this.api.create(body, once);
+      const sent = await bodyOf(form, this.limits); // which reads files: they may be gone by now
+      itemOf = sent.itemOf;
+      const video = await this.api.create(sent.body, once);
       this.once = null;
       this.onMade(video, copyOf(form));
       announce("Clip accepted");

@@ -50,9 +50,14 @@ export class Lists {
       return;
     }
     const older = this.videos.slice(met + 1);
-    const now = await Promise.all(older.map((video) => (unfinished(video) ? this.api.video(video.id) : video)));
-    this.videos = [...page.data, ...now];
+    const now = await Promise.all(older.map((video) => (unfinished(video) ? this.asked(video) : video)));
+    this.videos = [...page.data, ...now.filter(Boolean)];
     if (!older.length) this.more = page.has_more;
+  }
+
+  /** An older job as it is now: as it was where nobody says, and null where somebody has deleted it. */
+  asked(video) {
+    return this.api.video(video.id).catch((error) => (error.status === 404 ? null : video));
   }
 
   async older() {

@@ -5,6 +5,8 @@ const QUICKTIME = ["ftyp", "moov", "mdat", "wide", "free", "skip", "pnot"];
 const HEIF = ["heic", "heix", "heim", "heis", "hevc", "mif1", "msf1", "avif", "avis"];
 let made = 0;
 
+const LOOKED_INTO = 256 * 2 ** 20; // bytes: a file is read whole for it, and larger ones are refused for their size
+
 /** Read a file. `kind` is null where it is none that the server reads; `problem` then says so. */
 export async function readMedia(file) {
   const item = {
@@ -20,14 +22,22 @@ export async function readMedia(file) {
     url: URL.createObjectURL(file),
     problem: null,
   };
+  try {
+    return { ...item, ...(await factsOf(file, item.url)) };
+  } catch {
+    return { ...item, problem: "The file cannot be read." }; // a folder, for example
+  }
+}
+
+async function factsOf(file, url) {
   const head = new Uint8Array(await file.slice(0, 4096).arrayBuffer());
   const found = format(head);
-  if (found.problem) return { ...item, problem: found.problem };
-  if (found.kind === "image") return { ...item, kind: "image", ...(await pictureFacts(item.url)) };
-  const facts = await clipFacts(item.url);
-  const kind = found.kind ?? (facts.width ? "video" : (await hasTrack(file, "vide")) ? "video" : "audio");
-  if (kind === "audio") return { ...item, kind, seconds: facts.seconds };
-  return { ...item, kind, ...facts, hasAudio: await hasTrack(file, "soun") };
+  if (found.problem) return { problem: found.problem };
+  if (found.kind === "image") return { kind: "image", ...(await pictureFacts(url)) };
+  const facts = await clipFacts(url);
+  const kind = found.kind ?? (facts.width || (await hasTrack(file, "vide")) ? "video" : "audio");
+  if (kind === "audio") return { kind, seconds: facts.seconds };
+  return { kind, ...facts, hasAudio: await hasTrack(file, "soun") };
 }
 
 /** The same file once more, with a preview of its own. */
@@ -91,6 +101,7 @@ function clipFacts(url) {
 
 /** Whether an MP4 has a track of this handler, `vide` or `soun`; of a WEBM, whether it names a codec of that kind. */
 async function hasTrack(file, handler) {
+  if (file.size > LOOKED_INTO) return true;
   const data = new Uint8Array(await file.arrayBuffer());
   if (data[0] === 0x1a && data[1] === 0x45) return find(data.subarray(0, 1 << 16), handler === "soun" ? "A_" : "V_");
   for (let at = 0; (at = indexOf(data, "hdlr", at)) >= 0; at += 4) {

@@ -19,6 +19,8 @@ from shared_schema.deploy.model import Deployment, DiffusionStage, EncoderStage
 from shared_schema.errors import DeployError
 
 PRESETS = Path(__file__).with_name("presets")
+SECRETS = ("internal_token", "database")
+"""Keys whose values are never shown."""
 
 
 class OwnDevices(NamedTuple):
@@ -153,6 +155,8 @@ def _message(path: KeyPath, error: ErrorDetails) -> str:
         return "is missing"
     text = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     given = error["input"]
+    if path and path[-1] in SECRETS:
+        return f"{text}: put it in quotes"
     plain = isinstance(given, (str, int, float, bool, type(None)))
     return f"{text}, not {json.dumps(given)}" if plain and "not " not in text else text
 

@@ -1,15 +1,19 @@
 """The history: pages without gaps, clips that open and go, and again after a reload."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
+from tests.browser.alone import with_page
 from tests.browser.steps import accepted, player, small, until
+from tests.diffusion_service.api.served import Around
 from tests.end_to_end.clips import TEXT
 from tests.end_to_end.pair import Pair
 
 FIELDS = {**TEXT.fields(), "size": "32x32", "num_frames": "107", "num_inference_steps": "2"}
+QUEUED = {"prompt": "a ball", "size": "64x64", "num_frames": "107"}
 
 
 def test_the_history_pages_without_gap_or_repeat(page: Page, pair: Pair) -> None:
@@ -87,3 +91,33 @@ def test_a_clip_with_files_asks_for_them_again_after_a_reload(page: Page, pair: 
     expect(page.get_by_label("Prompt")).to_have_value("with a picture")
     expect(page.get_by_role("radio", name="First and last frame")).to_be_checked()
     expect(page.locator("#seed")).to_have_value(re.compile(r"^\d+$"))
+
+
+def test_a_job_that_somebody_else_deleted_does_not_freeze_the_lists(tmp_path: Path) -> None:
+    def body(page: Page, url: str, _complete: Callable[[str], None]) -> None:
+        jobs = [page.request.post(f"{url}/v1/videos", multipart=QUEUED).json()["id"] for _ in range(15)]
+        page.goto(url)
+        rows = page.locator("#queue-list li")
+        expect(rows).to_have_count(15)
+        page.request.post(f"{url}/v1/videos/{jobs[-1]}/cancel")
+        page.request.delete(f"{url}/v1/videos/{jobs[0]}")
+        expect(rows).to_have_count(13)
+
+    with_page(tmp_path / "state", Around(), body)
+
+
+def test_a_clip_that_could_not_be_asked_for_opens_at_the_next_click(tmp_path: Path, cases: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes((cases / "vid_24fps.mp4").read_bytes())
+
+    def body(page: Page, url: str, complete: Callable[[str], None]) -> None:
+        job = page.request.post(f"{url}/v1/videos", multipart=QUEUED).json()["id"]
+        complete(job)
+        page.goto(url)
+        answer = {"status": 503, "body": '{"error": {"message": "not now"}}'}
+        page.route(f"**/v1/videos/{job}", lambda route: route.fulfill(**answer), times=1)
+        page.locator(f"#open-{job}").click()
+        expect(page.get_by_text("not now")).to_be_visible()
+        page.locator(f"#open-{job}").click()
+        player(page)
+
+    with_page(tmp_path / "state", Around(), body)

@@ -17,7 +17,7 @@ COMBINATIONS: tuple[tuple[str, ...], ...] = (
     ("gpu", "nixl"),
     ("gpu", "turbo"),
     ("gpu", "turbo", "nixl"),
-    ("gpu", "fleet"),
+    ("gpu", "fleet", "fleet-gpu"),
     ("nixl", "fleet"),
 )
 """Overlays that make sense together, in the order of their -f."""

@@ -124,3 +124,34 @@ def test_a_probe_of_an_impossible_size_reaches_no_rank(size: int) -> None:  # ca
         assert group.asked == []
 
     ask(None, body)
+
+
+def test_a_caller_that_leaves_during_an_upload_is_no_fault_of_the_encoder() -> None:
+    async def body(client: httpx.AsyncClient, _group: HeldGroup) -> None:
+        transport = client._transport
+        assert isinstance(transport, httpx.ASGITransport)
+        sent: list[dict[str, object]] = []
+        messages = iter([{"type": "http.request", "body": b"--x\r\n", "more_body": True}, {"type": "http.disconnect"}])
+
+        async def receive() -> dict[str, object]:
+            return next(messages)
+
+        async def send(message: dict[str, object]) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/encodings",
+            "raw_path": b"/v1/encodings",
+            "query_string": b"",
+            "headers": [(b"content-type", b"multipart/form-data; boundary=x"), (b"authorization", b"Bearer t")],
+            "http_version": "1.1",
+            "scheme": "http",
+            "client": ("127.0.0.1", 1),
+            "server": ("e", 80),
+        }
+        await transport.app(scope, receive, send)  # type: ignore[arg-type]
+        assert sent[0]["status"] == 400
+
+    ask("t", body)

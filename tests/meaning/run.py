@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared_runtime.demo import weights
-from shared_runtime.demo.scene import Motion
+from shared_runtime.demo.scene import BACKGROUNDS, Motion
 from shared_runtime.demo.world import frames
 from shared_schema.tasks import FPS, SAMPLE_RATE
 from tests.meaning.cases import Case, Task, all_cases
@@ -34,6 +34,8 @@ from video_client.scenes import FRAMES, HEIGHT, WIDTH
 Breakage = Literal["order", "drop", "text", "sound"]
 NEAR = 25.0
 """PSNR that a keyframe's frame has at least, in decibel."""
+NEAR_THING, SEEN = 15.0, 30
+"""The same of the thing's own pixels, those that differ from the background by so many levels. Without it: 8 dB."""
 LEAP = 0.15
 """Short edges that a thing may move from one frame to the next at most; the fastest one moves 0.03, a bounce 0.09."""
 READY_S, CLIP_S = 240.0, 300.0
@@ -85,15 +87,20 @@ def judged(case: Case, pictures: NDArray[np.uint8], waveform: NDArray[np.float32
     """A clip against its case."""
     judgement = judge_decoded(pictures, waveform)
     agreed = {**judgement.agrees(case.scene), **_keyframes(case, pictures)}
-    agreed["continuous"] = _continuous(judgement.seen.sides)
+    agreed["continuous"] = _continuous(judgement.seen.places)
     wanted = [each for each in case.aspects if each != "clicks" or case.scene.motion is Motion.BOUNCE]
     return Result(case.name, case.group, case.task, {aspect: agreed[aspect] for aspect in wanted}, round(seconds, 2))
 
 
 def _keyframes(case: Case, pictures: NDArray[np.uint8]) -> dict[str, bool]:
     given = frames(case.scene, FRAMES, HEIGHT, WIDTH)
-    places = {"first": 0, "last": -1}
-    return {name: psnr(pictures[at], given[at]) >= NEAR for name, at in places.items()}
+    return {name: _near(pictures[at], given[at], case.scene.background) for name, at in (("first", 0), ("last", -1))}
+
+
+def _near(made: NDArray[np.uint8], given: NDArray[np.uint8], background: str) -> bool:
+    """Whether a frame is like the given one, all over and where the thing is: most of a picture is background."""
+    thing = np.abs(given.astype(np.int16) - np.array(BACKGROUNDS[background])).max(-1) > SEEN
+    return psnr(made, given) >= NEAR and (not thing.any() or psnr(made[thing], given[thing]) >= NEAR_THING)
 
 
 def psnr(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> float:
@@ -102,9 +109,9 @@ def psnr(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> float:
     return 10 * float(np.log10(255**2 / max(error, 1e-9)))
 
 
-def _continuous(sides: NDArray[np.floating]) -> bool:
-    """Whether the thing never jumps to a side, where it is seen from frame to frame."""
-    steps = np.abs(np.diff(sides)) * WIDTH / min(HEIGHT, WIDTH)
+def _continuous(places: NDArray[np.floating]) -> bool:
+    """Whether the thing never jumps, and never is of another size at once, where it is seen from frame to frame."""
+    steps = np.linalg.norm(np.diff(places, axis=0), axis=1)
     seen = steps[~np.isnan(steps)]
     return len(seen) > 0 and float(seen.max()) < LEAP
 

@@ -37,6 +37,8 @@ class Seen:
     """Seconds at which a bouncing thing turned at its lowest."""
     sides: Floats
     """Where the thing's middle is, by frame, from 0 (left) to 1 (right); NaN where it is not wholly to be seen."""
+    places: Floats
+    """`(frames, 3)`: its middle, across and down, and its radius, in short edges; NaN as `sides`."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ def see(frames: NDArray[np.uint8]) -> Seen:
     _, height, width, _ = pixels.shape
     behind = np.median(pixels[::4].reshape(-1, 3), axis=0)
     colour, covered = _matte(pixels, behind)
-    nothing = np.full(len(frames), np.nan)
+    nothing = np.full((len(frames), 3), np.nan)
     if colour is None:
-        return Seen(_nearest(behind, BACKGROUNDS), None, None, None, None, np.zeros(0), nothing)
+        return Seen(_nearest(behind, BACKGROUNDS), None, None, None, None, np.zeros(0), nothing[:, 0], nothing)
     thing = _follow(covered)
     motion, speed = _motion(thing, min(height, width))
     contacts = _contacts(thing, height) if motion is Motion.BOUNCE else np.zeros(0)
@@ -72,7 +74,13 @@ def see(frames: NDArray[np.uint8]) -> Seen:
         speed=speed,
         contacts=contacts,
         sides=np.where(thing.whole, thing.x / width, np.nan),
+        places=np.where(thing.whole[:, None], _places(thing) / min(height, width), np.nan),
     )
+
+
+def _places(thing: Thing) -> Floats:
+    """`(frames, 3)` in pixels: the middle, across and down, and the radius of a disc as large."""
+    return np.stack([thing.x, thing.y, np.sqrt(thing.area / np.pi)], axis=1)
 
 
 def _nearest(colour: Floats, palette: dict[str, RGB]) -> str | None:

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from shared_runtime.demo.prompts import trained_on
-from shared_runtime.demo.scene import Motion, Scene
+from shared_runtime.demo.scene import BACKGROUNDS, Motion, Scene
+from shared_runtime.demo.world import frames
 from tests.meaning.cases import Case, all_cases
 from tests.meaning.judge import decode
 from tests.meaning.results import NEEDED, Result, Results
 from tests.meaning.run import ServedMaker, chosen, judged, late, main, psnr, run
 from video_client.client import ClientError, VideoClient
-from video_client.scenes import write_scene
+from video_client.scenes import FRAMES, HEIGHT, WIDTH, write_scene
 
 CASES = all_cases(4, 20)
 MADE_BY = {"weights": "these"}
@@ -200,3 +201,23 @@ def test_a_run_that_is_stopped_says_how_to_go_on(
     monkeypatch.setattr("sys.argv", ["run", "--url", "http://127.0.0.1:9", "--out", str(tmp_path)])
     assert main() == 130
     assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_two_still_halves_are_not_continuous_nor_is_an_empty_frame_a_keyframe() -> None:
+    cases = [case for case in all_cases(40, 20) if case.group == "first and last frame"]
+    bounces = [case for case in cases if case.scene.motion is Motion.BOUNCE]
+    assert bounces
+    for case in bounces:
+        right = frames(case.scene, FRAMES, HEIGHT, WIDTH)
+        silence = np.zeros((2, 1000), np.float32)
+        assert judged(case, right, silence, 0.0).right["continuous"]
+        jumping = right[np.arange(FRAMES) // 2 * 17 % FRAMES]
+        assert not judged(case, jumping, silence, 0.0).right["continuous"]
+    small = [case for case in cases if case.scene.motion is Motion.GROW]
+    assert small
+    for case in small:
+        right = frames(case.scene, FRAMES, HEIGHT, WIDTH)
+        empty = right.copy()
+        empty[0] = BACKGROUNDS[case.scene.background]
+        assert judged(case, right, np.zeros((2, 1000), np.float32), 0.0).right["first"]
+        assert not judged(case, empty, np.zeros((2, 1000), np.float32), 0.0).right["first"]

@@ -121,6 +121,7 @@ class ObjectShelf:
             probe = f"{self._root}/checks/{secrets.token_hex(8)}"
             self._files.pipe_file(probe, b"\0")
             self._files.rm_file(probe)
+        self._under("checks")  # listing may be a right of its own
 
     def _under(self, folder: str, prefix: str = "") -> dict[str, Any]:
         """Files below a folder whose names begin so, each with what the store says of it."""
