@@ -94,6 +94,8 @@ def test_a_clip_with_files_asks_for_them_again_after_a_reload(page: Page, pair: 
 
 
 def test_a_job_that_somebody_else_deleted_does_not_freeze_the_lists(tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(b"")
+
     def body(page: Page, url: str, _complete: Callable[[str], None]) -> None:
         jobs = [page.request.post(f"{url}/v1/videos", multipart=QUEUED).json()["id"] for _ in range(15)]
         page.goto(url)
