@@ -33,10 +33,11 @@ GROWTH = {Speed.SLOW: 0.055, Speed.FAST: 0.2}
 TONE, OVERTONE = 0.25, 0.25
 """Amplitude of the tone, and of its third harmonic in it."""
 CLICK, CLICK_HERTZ, CLICK_DECAY = 0.7, 4800, 0.004
-_REACH = {Shape.DISC: 1.0, Shape.SQUARE: 0.886, Shape.TRIANGLE: 0.725}
-"""From the middle to the lowest edge, in radii; the shapes have about the same area."""
+_REACH = {Shape.DISC: 0.88, Shape.SQUARE: 1.0, Shape.TRIANGLE: 0.725}
+"""From the middle to the lowest edge, in radii. A square is larger than a disc: of one area, their latents differ by a
+hundredth of the latents' variance, which is less than what a small DiT is off by; so they differ by a tenth."""
 _APEX = 2 * _REACH[Shape.TRIANGLE]
-_FARTHEST = {Shape.DISC: 1.0, Shape.SQUARE: 0.886, Shape.TRIANGLE: _APEX}
+_FARTHEST = {**_REACH, Shape.TRIANGLE: _APEX}
 """From the middle to the farthest edge, up or to a side."""
 _QUARTER = np.pi / 4
 
@@ -116,7 +117,7 @@ def coverage(shape: Shape, x: Any, y: Any, radius: Any, height: int, width: int,
     r = radius[:, None, None]
     match shape:
         case Shape.DISC:
-            outside = xp.sqrt(dx * dx + dy * dy) - r
+            outside = xp.sqrt(dx * dx + dy * dy) - _REACH[shape] * r
         case Shape.SQUARE:
             outside = xp.maximum(xp.abs(dx) + 0 * dy, xp.abs(dy) + 0 * dx) - _REACH[shape] * r
         case Shape.TRIANGLE:

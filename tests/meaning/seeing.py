@@ -20,7 +20,7 @@ LAG = 3
 """Frames over which a motion is measured."""
 STANDING = 0.1
 """Short edges a second below which a thing stands still; the slowest one moves at 0.25."""
-AREAS = {Shape.DISC: np.pi, Shape.SQUARE: 4 * 0.886**2, Shape.TRIANGLE: 3 * 3**0.5 / 4 * 1.45**2}
+AREAS = {Shape.DISC: np.pi * 0.88**2, Shape.SQUARE: 4.0, Shape.TRIANGLE: 3 * 3**0.5 / 4 * 1.45**2}
 """In squared radii."""
 
 
