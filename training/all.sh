@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Every stage on one machine: `training/all.sh OUT [--steps 2 --batch 2 ...]`; what follows OUT goes to every stage.
 # A stage puts its examples together and compiles while the one that it begins with still learns. The first that fails
-# ends all. Minutes of each: VIDEO, DECODER and AUDIO (0: as `begun/` has it), TEXT, REFERENCE, TURBO.
+# ends all. Minutes of each: VIDEO, DECODER and AUDIO (0: as `begun/` has it), TEXT, REFERENCE, TURBO. For a try: POOL, CLIPS and EXAMPLES.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$1
 shift
-given=("$@") begun=training/begun python=${PYTHON:-python}
+given=("$@") pool=(${POOL:+--pool "$POOL"}) begun=training/begun python=${PYTHON:-python}
 export PYTHONPATH=${PYTHONPATH:-.} PYTHONUNBUFFERED=1
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
@@ -19,9 +19,9 @@ stage() {
 finished() { for _ in $(jobs -p); do wait -n; done; }
 
 stage video_vae --minutes "${VIDEO:-0}" --start-from "$begun/vae" &
-stage audio_vae --minutes "${AUDIO:-0}" --start-from "$begun/audio_vae" &
+stage audio_vae --minutes "${AUDIO:-0}" --start-from "$begun/audio_vae" "${pool[@]}" &
 finished
-[ "${DECODER:-0}" = 0 ] || (stage video_decoder --minutes "$DECODER" --start-from "$out/checkpoint/vae")
+[ "${DECODER:-0}" = 0 ] || (stage video_decoder --minutes "$DECODER" --start-from "$out/checkpoint/vae" "${pool[@]}")
 (stage world --clips "${CLIPS:-8192}")
 examples=(${EXAMPLES:+--examples "$EXAMPLES"})
 text=$out/checkpoint/transformer
