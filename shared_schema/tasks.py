@@ -189,7 +189,7 @@ def canvas_for_ratio(width: float, height: float, limits: CanvasLimits) -> Canva
     return Canvas(_to_multiple(high), _to_multiple(wide))
 
 
-def reference_size(width: int, height: int, limits: CanvasLimits) -> tuple[int, int]:
+def reference_size(width: float, height: float, limits: CanvasLimits) -> tuple[int, int]:
     """Width and height that a reference picture is encoded at: its short edge as the checkpoint says, no area cap."""
     scale = limits.reference_short_edge / min(width, height)
     return _to_multiple(width * scale), _to_multiple(height * scale)

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import unicodedata
 from dataclasses import dataclass
 
 from anyio import CapacityLimiter
@@ -122,8 +123,8 @@ class Intake:
         return choose_lora(fields.create.lora, task, self._deps.limits.lora, self._deps.adapters)
 
     async def _check_tokens(self, prompt: str) -> None:
-        # A token is at least a byte.
-        if len(prompt.encode()) <= MAX_PROMPT_TOKENS:
+        # A token is at least a byte of what the tokenizer makes of it first, which can be three times as long.
+        if len(unicodedata.normalize("NFC", prompt).encode()) <= MAX_PROMPT_TOKENS:
             return
         tokens = await self._deps.count_tokens(prompt)
         if tokens > MAX_PROMPT_TOKENS:

@@ -173,7 +173,7 @@ def plan_payload(
         InvalidRequest: it does not agree; `param` names the field.
     """
     create = fields.create
-    for param, value, has in _claims(create, limits):
+    for param, value, has in _claims(create, layout.task, limits):
         if value is not None and value != has(layout):
             raise InvalidRequest(f"{param} is not what encoder_output was made for: {has(layout)}", param=param)
     if kinds and Counter(kinds) != Counter(block.medium for block in layout.blocks):
@@ -187,13 +187,16 @@ def plan_payload(
     )
 
 
-def _claims(create: CreateVideo, limits: ServerLimits) -> list[tuple[str, object, Callable[[Layout], object]]]:
+def _claims(
+    create: CreateVideo, task: Task, limits: ServerLimits
+) -> list[tuple[str, object, Callable[[Layout], object]]]:
     size = next((name for name, value in _canvas_spellings(create, limits) if value is not None), "size")
+    asked = _asked_canvas(create, limits)
     length = next((name for name, value in _length_spellings(create) if value is not None), "seconds")
     return [
         ("extra_params.task", _extra(create).task, lambda layout: layout.task),
         (length, _frames(create), lambda layout: layout.num_frames),
-        (size, _asked_canvas(create, limits), lambda layout: Canvas(layout.height, layout.width)),
+        (size, None if _image_decides(create, task) else asked, lambda layout: Canvas(layout.height, layout.width)),
         ("extra_params.frame_indices", _ends(create), lambda layout: layout.keyframes),
     ]
 
@@ -325,11 +328,14 @@ def _asked_canvas(create: CreateVideo, limits: ServerLimits) -> Canvas | None:
     return _agreed(_canvas_spellings(create, limits), lambda canvas: canvas())
 
 
+def _image_decides(create: CreateVideo, task: Task) -> bool:
+    """Whether the first image gives the canvas: a lone ratio is accepted and unused."""
+    return task is Task.FL2VA and create.size is None and create.width is None
+
+
 def _canvas(create: CreateVideo, task: Task, references: Sequence[Reference], limits: ServerLimits) -> Canvas:
     asked = _asked_canvas(create, limits)
-    sized = create.size is not None or create.width is not None
-    if task is Task.FL2VA and not sized:
-        # A lone ratio is accepted and unused: the first image decides.
+    if _image_decides(create, task):
         first = references[0]
         sides: list[Spelling[tuple[int, int]]] = [
             (first.source.param, (first.probe.width or 0, first.probe.height or 0))

@@ -4,8 +4,10 @@ Blocks and decodes; the API process calls it in a worker thread.
 """
 
 import mmap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from diffusion_service.api.fields import Fields, Source
 from diffusion_service.api.forms import ENCODER_OUTPUT
@@ -19,7 +21,16 @@ from shared_runtime.transport.inline import from_safetensors
 from shared_schema.encode import ReferenceKind
 from shared_schema.errors import InvalidRequest, NotServed, PayloadError, TooLarge
 from shared_schema.layout import Layout
-from shared_schema.tasks import Canvas, Task, is_legal_canvas
+from shared_schema.tasks import (
+    CANVAS_MULTIPLE,
+    VAE_RATIO,
+    Canvas,
+    Task,
+    audio_latents,
+    is_legal_canvas,
+    reference_size,
+    video_latents,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,31 @@ def read_payload(file: UploadedFile, limits: ServerLimits) -> Layout:
     canvas = Canvas(layout.height, layout.width)
     if not is_legal_canvas(canvas, limits.canvas):
         raise InvalidRequest(f"encoder_output: {canvas} is no size of this model", param=ENCODER_OUTPUT)
+    _check_conditions(layout, limits)
     return layout
+
+
+def _check_conditions(layout: Layout, limits: ServerLimits) -> None:
+    """Refuse more conditions, or longer or larger ones, than a request's own media could have made."""
+    rules = limits.references
+    counts = Counter(block.medium for block in layout.blocks)
+    most = {"image": rules.images, "video": rules.videos, "audio": rules.audios}
+    if counts.total() > rules.total or any(counts[medium] > most[medium] for medium in counts):
+        said = ", ".join(f"{count} {medium}s" for medium, count in counts.items())
+        raise InvalidRequest(f"encoder_output has {said}: more than this server takes", param=ENCODER_OUTPUT)
+    largest = prod(reference_size(1, rules.max_aspect, limits.canvas)) // CANVAS_MULTIPLE**2
+    for number, block in enumerate(layout.blocks):
+        if block.medium == "video":
+            fits = is_legal_canvas(Canvas(block.latent_h * VAE_RATIO, block.latent_w * VAE_RATIO), limits.canvas)
+        else:
+            fits = block.visual_rows <= largest or layout.task is Task.FL2VA
+        # One more: a last latent that is begun.
+        if block.latent_t > video_latents(layout.num_frames) or block.audio_t > audio_latents(layout.num_frames) + 1:
+            fits = False
+        if not fits:
+            raise InvalidRequest(
+                f"encoder_output: condition {number} is larger or longer than this model reads", param=ENCODER_OUTPUT
+            )
 
 
 def payload_kinds(fields: Fields, limits: ServerLimits) -> Sequence[ReferenceKind]:

@@ -6,6 +6,7 @@ from shared_runtime.transport.sizing import least_payload, picture_rows
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import (
     CANVAS_MULTIPLE,
+    FPS,
     FRAMES_PER_CHUNK,
     LATENTS_PER_CHUNK,
     Canvas,
@@ -53,7 +54,7 @@ def _needs(reference: PlannedReference, plan: VideoPlan, limits: ServerLimits) -
     if reference.kind == "image":
         rows = picture_rows(reference.width, reference.height, limits.canvas)
         return rows, rows
-    frames = min(reference.frames or 0, plan.num_frames)
+    frames = min(int(max((reference.seconds or 0) - reference.start_seconds, 0) * FPS), plan.num_frames)
     latents = frames // FRAMES_PER_CHUNK * LATENTS_PER_CHUNK
     return 0, latents * _rows(canvas_for_ratio(reference.width, reference.height, limits.canvas))
 

@@ -22,11 +22,8 @@ from shared_schema.tasks import CanvasLimits, Task
 Beat = Callable[[], None]
 Ahead = DecodeAhead[Decoded]
 
-_STEPS: dict[Task, type[ModularPipelineBlocks]] = {
-    Task.FL2VA: MiniMaxH3ResizeStep,
-    Task.REF2VA: MiniMaxH3Ref2VASetupStep,
-}
-"""Blocks that put media on the model's own rates and sizes."""
+_SIZE = "size_keyframes"
+"""The block that puts them on the canvas. That of references is never run: they come sized."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,11 @@ class MediaReader:
         self._comm = comm
         self._look = look
         self._for_vae = for_vae
-        self.blocks = {f"size_{task.value}": block() for task, block in _STEPS.items()}
-        """Diffusers' blocks, for the pipeline that holds their components."""
+        self.blocks: dict[str, ModularPipelineBlocks] = {
+            _SIZE: MiniMaxH3ResizeStep(),
+            "size_references": MiniMaxH3Ref2VASetupStep(),
+        }
+        """Diffusers' blocks, for the pipeline that holds their components and the limits that they declare."""
 
     def read(self, pipeline: Pipeline, request: EncodeRequest, files: tuple[Path, ...], beat: Beat) -> PreparedMedia:
         """Decode the media and put it on the model's own rates and sizes. A collective: only the leader has the files.
@@ -70,7 +70,7 @@ class MediaReader:
                 return self._comm.from_busy_leader(
                     lambda pulse: self._keyframes(pipeline, request, values, ahead, pulse), beat
                 )
-            both = [self._next(pipeline, values, ahead, beat) for _ in request.references]
+            both = [self._next(pipeline, ahead, beat) for _ in request.references]
         return PreparedMedia(
             {**values, "normalized_references": [taken for taken, _ in both]}, tuple(used for _, used in both)
         )
@@ -96,31 +96,31 @@ class MediaReader:
         name = "image" if place == 0 else "last_image"
         pictures[name] = decoded.reference.image
         state = _state({**values, **pictures})
-        run_block(self.blocks[f"size_{Task.FL2VA.value}"], pipeline, state)
+        run_block(self.blocks[_SIZE], pipeline, state)
         pictures.update(zip(pictures, state.get("keyframes"), strict=True))
         return _with_size(decoded.used, pictures[name].size)
 
-    def _next(
-        self, pipeline: Pipeline, values: dict[str, Any], ahead: Ahead, beat: Beat
-    ) -> tuple[TakenReference, UsedReference]:
+    def _next(self, pipeline: Pipeline, ahead: Ahead, beat: Beat) -> tuple[TakenReference, UsedReference]:
         """The next reference, taken: nothing of its file stays on the host, unless that is the device."""
-        sized = self._comm.from_busy_leader(lambda pulse: self._sized(pipeline, values, ahead.take(pulse)), beat)
-        reference = sized.reference
+        decoded = self._comm.from_busy_leader(lambda pulse: _as_encoded(ahead.take(pulse)), beat)
+        reference = decoded.reference
         vision = None if self._look is None or reference.kind == "audio" else self._look(pipeline, reference)
         pixels = pixels_of(reference, pipeline, self._comm.device) if self._for_vae else None
         return TakenReference(
             reference.kind, reference.audio if reference.has_audio else None, vision, pixels
-        ), sized.used
+        ), decoded.used
 
-    def _sized(self, pipeline: Pipeline, values: dict[str, Any], decoded: Decoded) -> Decoded:
-        if decoded.reference.kind == "audio":
-            # Decoded as the model wants it, and diffusers takes no sound alone.
-            return decoded
-        state = _state({**values, "references": [decoded.reference]})
-        run_block(self.blocks[f"size_{Task.REF2VA.value}"], pipeline, state)
-        (reference,) = state.get("normalized_references")
-        size = reference.image.size if reference.kind == "image" else reference.frames.shape[2:0:-1]
-        return Decoded(reference, _with_size(decoded.used, size))
+
+def _as_encoded(decoded: Decoded) -> Decoded:
+    """With the size at which it is encoded."""
+    match decoded.reference.kind:
+        case "image":
+            used = _with_size(decoded.used, decoded.reference.image.size)
+        case "video":
+            used = _with_size(decoded.used, decoded.reference.frames.shape[2:0:-1])
+        case "audio":
+            used = decoded.used
+    return Decoded(decoded.reference, used)
 
 
 def _with_size(used: UsedReference, size: tuple[int, int]) -> UsedReference:

@@ -1,4 +1,7 @@
-"""The files of a request as diffusers' blocks want them: pictures, 24 fps frames, 32 kHz waveforms. Torch."""
+"""The files of a request as diffusers' blocks want them: pictures, 24 fps frames, 32 kHz waveforms. Torch.
+
+References (ref2va) leave as diffusers' `MiniMaxH3Ref2VASetupStep` would leave them, keyframes as the file has them.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -23,7 +26,6 @@ from shared_schema.tasks import (
     FPS,
     MAX_ASPECT,
     SAMPLE_RATE,
-    Canvas,
     CanvasLimits,
     Task,
     canvas_for_ratio,
@@ -61,28 +63,20 @@ def _held_bytes(reference: ReferenceInput, path: Path, request: EncodeRequest, l
     header = None if reference.kind == "audio" else read_header(path, reference.kind)
     if header is None or not 1 / MAX_ASPECT <= header.width / header.height <= MAX_ASPECT:
         return 0
-    stored = header.width * header.height
     if reference.kind == "image":
-        return 3 * (stored + prod(reference_size(header.width, header.height, limits)))
-    canvas, kept = _canvas(header.width, header.height, limits)
-    pixels = canvas.width * canvas.height + (0 if kept else stored)
+        return 3 * (header.width * header.height + prod(reference_size(header.width, header.height, limits)))
+    canvas = canvas_for_ratio(header.width, header.height, limits)
     frames = request.num_frames
     if header.seconds is not None:
         frames = min(frames, ceil((header.seconds - reference.start_seconds) * FPS) + 1)
-    return 3 * max(frames, 0) * pixels
-
-
-def _canvas(width: int, height: int, limits: CanvasLimits) -> tuple[Canvas, bool]:
-    """The canvas of a video's frames, and whether diffusers would keep it as it is."""
-    canvas = canvas_for_ratio(width, height, limits)
-    return canvas, canvas_for_ratio(canvas.width, canvas.height, limits) == canvas
+    return 3 * max(frames, 0) * canvas.width * canvas.height
 
 
 class _Fit:
-    """Puts each frame on the canvas of its own ratio, as diffusers would, before the next one is decoded.
+    """Puts each frame on the canvas of its own ratio before the next one is decoded, as diffusers does with them all.
 
-    So memory is the canvas' and not the file's: 15 s of 4K would be 9 GB. A canvas that the ratio rule would not keep
-    as it is stays diffusers' to make, for it would be resized twice.
+    So memory is the canvas' and not the file's: 15 s of 4K would be 9 GB. Nothing is resized again: the rule would
+    give another canvas for that of one ratio in nine, 21:9 among them.
     """
 
     def __init__(self, limits: CanvasLimits, progress: Progress) -> None:
@@ -95,18 +89,16 @@ class _Fit:
         self._progress.one()
         height, width, _ = frame.shape
         self.source = self.source or (width, height)
-        canvas, kept = _canvas(width, height, self._limits)
-        if not kept or (canvas.height, canvas.width) == (height, width):
+        canvas = canvas_for_ratio(width, height, self._limits)
+        if (canvas.height, canvas.width) == (height, width):
             return frame
         return np.asarray(Image.fromarray(frame).resize((canvas.width, canvas.height), Image.Resampling.LANCZOS))
 
     def picture(self, picture: Image.Image) -> Image.Image:
-        """A reference picture at the size that diffusers would give it, if it would then leave it as it is."""
+        """A reference picture at the size that diffusers gives it."""
         self._progress.one()
         size = reference_size(*picture.size, self._limits)
-        if size == picture.size or reference_size(*size, self._limits) != size:
-            return picture
-        return picture.resize(size, Image.Resampling.LANCZOS)
+        return picture if size == picture.size else picture.resize(size, Image.Resampling.LANCZOS)
 
 
 def _decode(index: int, path: Path, request: EncodeRequest, fit: _Fit) -> Decoded:

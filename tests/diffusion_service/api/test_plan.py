@@ -225,6 +225,7 @@ def own(kinds: Sequence[ReferenceKind] = (), **values: object) -> VideoPlan:
 
 def test_a_payload_of_the_callers_own_decides_what_it_was_made_for() -> None:
     made = own(["image", "image"], seed=-1, size="1344x768", seconds=8.7, extra_params={"frame_indices": [0, -1]})
+    assert own(aspect_ratio="1:1").canvas == made.canvas, "a lone ratio is unused where images decide"
     assert (made.task, str(made.canvas), made.num_frames) == (Task.FL2VA, "1344x768", 209)
     assert (made.keyframes, made.encoder_output, made.references, made.seed) == ((0, -1), "000", (), 77)
 
@@ -236,7 +237,7 @@ def test_a_payload_of_the_callers_own_decides_what_it_was_made_for() -> None:
         ({"num_frames": 124}, "num_frames"),
         ({"extra_params": {"duration": 5}}, "extra_params.duration"),
         ({"size": "768x768"}, "size"),
-        ({"aspect_ratio": "1:1"}, "aspect_ratio"),
+        ({"size": "768x768", "aspect_ratio": "1:1"}, "size"),
         ({"extra_params": {"task": "t2va"}}, "extra_params.task"),
         ({"extra_params": {"frame_indices": [0]}}, "extra_params.frame_indices"),
         ({"kinds": ["image"]}, "r0"),

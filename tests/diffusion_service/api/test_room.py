@@ -4,13 +4,16 @@ import dataclasses
 
 import pytest
 
+from diffusion_service.api.fields import Source
+from diffusion_service.api.plan import Reference
 from diffusion_service.api.room import check_bytes, check_room
 from diffusion_service.jobs.job import VideoPlan
+from shared_runtime.media import Probe
 from shared_runtime.transport.sizing import least_payload
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import CanvasLimits
 from tests.diffusion_service.api.served import LIMITS
-from tests.diffusion_service.api.test_plan import image, plan
+from tests.diffusion_service.api.test_plan import FILE, image, plan
 
 RELEASED = dataclasses.replace(LIMITS, canvas=CanvasLimits(), text_dim=5120)
 TEXT, KEYFRAMES, PICTURES = (
@@ -37,6 +40,15 @@ def test_the_bound_is_what_pictures_alone_need(made: VideoPlan, rows: int) -> No
     assert (fits(made, needed), fits(made, needed - 1), fits(made, None)) == (True, False, True)
     words = least_payload(5120, rows, 0)
     assert (fits(made, words, text_only=True), fits(made, words - 1, text_only=True)) == (True, False)
+
+
+def test_of_a_video_the_bound_counts_what_is_used_on_24_frames_a_second() -> None:
+    clip = Probe("video", 1344, 768, frames=600, fps=60.0, seconds=10.0, has_audio=False)
+    video = Reference(Source("v", FILE, start_seconds=4.0), FILE, "video", clip)
+    made = plan(video, num_frames=362, extra_params={"task": "ref2va"})
+    # 6 s: 144 frames, 8 whole chunks of 17 and 5 latents.
+    needed = least_payload(5120, 0, 40 * 24 * 42)
+    assert (fits(made, needed), fits(made, needed - 1)) == (True, False)
 
 
 def test_the_refusal_names_both_numbers_and_the_setting() -> None:

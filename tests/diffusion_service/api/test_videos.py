@@ -15,7 +15,7 @@ from diffusion_service.api.references import Media, inspect
 from diffusion_service.jobs.job import JobFailure
 from diffusion_service.mux import ClipWriter
 from shared_runtime.transport.inline import to_safetensors
-from shared_schema.layout import Layout
+from shared_schema.layout import Block, BlockKind, Layout
 from shared_schema.tasks import Task
 from tests.diffusion_service.api.served import LIMITS, Served, error, extra, part, serve
 from tests.payloads import payload_of
@@ -190,6 +190,9 @@ def test_a_service_that_is_not_ready_queues(tmp_path: Path) -> None:
 def test_long_prompts_are_counted_and_short_ones_are_not(tmp_path: Path) -> None:  # case 71
     async def body(served: Served) -> None:
         assert (await served.post({**GOOD, "prompt": "a" * 10_000})).status_code == 200
+        # Tokenizers take letters apart first: three times as many bytes as were sent.
+        assert (await served.post({**GOOD, "prompt": (sign := "\U0001d160" * 2500)})).status_code == 200
+        assert served.counted.pop() == sign
         assert served.counted == []
         assert (await served.post({**GOOD, "prompt": "字" * 7001})).status_code == 200
         assert served.counted == ["字" * 7001]
@@ -245,6 +248,33 @@ def test_an_encoder_output_of_the_callers_own(tmp_path: Path) -> None:
             assert error(refused)["param"] == "encoder_output"
         assert error(await served.post({"seconds": 5}, [("encoder_output", ("p", data, ""))]))["param"] == "seconds"
         assert len(served.files()) == 1
+
+    serve(tmp_path, body, dataclasses.replace(LIMITS, text_dim=8))
+
+
+PICTURE = Block(BlockKind.IMAGE, 0, 0, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        ((PICTURE,) * 10, "10 images"),
+        ((Block(BlockKind.SILENT_VIDEO, 0, 2, 4, 4),) * 4, "4 videos"),
+        ((PICTURE, *(Block(BlockKind.AUDIO, 40),) * 4), "4 audios"),
+        ((Block(BlockKind.SILENT_VIDEO, 0, 37, 4, 4),), "condition 0"),
+        ((PICTURE, Block(BlockKind.AUDIO, 200)), "condition 1"),
+        ((Block(BlockKind.IMAGE, 0, 0, 4, 40),), "condition 0"),
+        ((Block(BlockKind.SILENT_VIDEO, 0, 2, 8, 40),), "condition 0"),
+    ],
+)
+def test_an_encoder_output_has_no_more_than_media_could_have_made(
+    tmp_path: Path, blocks: tuple[Block, ...], said: str
+) -> None:
+    data = to_safetensors(payload_of(Layout(Task.REF2VA, 64, 96, 107, blocks)))
+
+    async def body(served: Served) -> None:
+        refused = error(await served.post({}, [("encoder_output", ("p", data, ""))]))
+        assert (refused["param"], said in refused["message"]) == ("encoder_output", True)
 
     serve(tmp_path, body, dataclasses.replace(LIMITS, text_dim=8))
 

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 import torch
 from diffusers.modular_pipelines import PipelineState
-from diffusers.modular_pipelines.minimax_h3 import MiniMaxH3ImageReference
+from diffusers.modular_pipelines.minimax_h3 import MiniMaxH3ImageReference, MiniMaxH3VideoReference
 from diffusers.modular_pipelines.minimax_h3.before_encoder import MiniMaxH3Ref2VASetupStep
 from PIL import Image
 
 from shared_runtime.conditioning import references
 from shared_runtime.conditioning.blocks import assemble, run_block
 from shared_runtime.conditioning.references import Decoded, decode_ahead
-from shared_runtime.media import decode_image
+from shared_runtime.media import decode_image, decode_video
 from shared_runtime.tiny import tiny_checkpoint
 from shared_schema.encode import EncodeRequest, ReferenceInput, ReferenceKind
 from shared_schema.errors import InvalidRequest
-from shared_schema.tasks import CanvasLimits, Task
+from shared_schema.tasks import SAMPLE_RATE, CanvasLimits, Task, canvas_for_ratio
+from tests.cases.videos import Recipe, constant, write_video
 
 LIMITS = CanvasLimits(64, 64 * 112, 64)
 MIXED = ("vid_24fps.mp4", "img_quad.png", "vid_portrait.mp4", "img_odd.png")
@@ -99,22 +100,49 @@ def test_who_leaves_ends_the_decoding_at_its_next_frame(cases: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("media")]
 
 
+def as_diffusers_sizes(whole: Any) -> Any:
+    """A reference that nobody has sized yet, after diffusers' own step."""
+    step = MiniMaxH3Ref2VASetupStep()
+    pipeline = assemble(tiny_checkpoint(), {"size": step}, {}, torch.device("cpu"))
+    state = PipelineState()
+    for key, value in {"prompt": "a", "height": 64, "width": 64, "num_frames": 107, "references": [whole]}.items():
+        state.set(key, value)
+    run_block(step, pipeline, state)
+    (sized,) = state.get("normalized_references")
+    return sized
+
+
 @pytest.mark.parametrize("name", ["img_quad.png", "img_odd.png", "img_gray.png"])
 def test_a_picture_that_was_sized_while_others_were_decoded_is_the_one_that_diffusers_makes(
     cases: Path, name: str
 ) -> None:
-    step, path = MiniMaxH3Ref2VASetupStep(), cases / name
-    pipeline = assemble(tiny_checkpoint(), {"size": step}, {}, torch.device("cpu"))
-    (decoded,) = decode((path,))
+    (decoded,) = decode((cases / name,))
     sized = decoded.reference.image
-    state = PipelineState()
-    whole = MiniMaxH3ImageReference(image=Image.fromarray(decode_image(path)))
-    for key, value in {"prompt": "a", "height": 64, "width": 64, "num_frames": 107, "references": [whole]}.items():
-        state.set(key, value)
-    run_block(step, pipeline, state)
-    (wanted,) = state.get("normalized_references")
+    wanted = as_diffusers_sizes(MiniMaxH3ImageReference(image=Image.fromarray(decode_image(cases / name))))
     assert np.array_equal(np.asarray(sized), np.asarray(wanted.image))
     assert min(sized.size) == LIMITS.reference_short_edge
+
+
+@pytest.mark.parametrize("width", [448, 768])
+def test_a_video_is_put_on_its_canvas_once_frame_by_frame(tmp_path: Path, width: int) -> None:
+    path = tmp_path / "wide.mp4"
+    write_video(path, Recipe(constant(24, 2), width=width, height=256, sound_seconds=2.0))
+    (decoded,) = decode((path,))
+    frames = decoded.reference.frames
+    canvas = canvas_for_ratio(width, 256, LIMITS)
+    # 3:1 gives a canvas whose own ratio would give another one.
+    assert (canvas_for_ratio(canvas.width, canvas.height, LIMITS) == canvas) is (width == 448)
+    assert frames.shape == (48, canvas.height, canvas.width, 3)
+    whole = decode_video(path, max_frames=107, use_audio=True)
+    wanted = as_diffusers_sizes(
+        MiniMaxH3VideoReference(
+            frames=whole.frames, fps=24.0, audio=torch.from_numpy(whole.waveform), sample_rate=SAMPLE_RATE
+        )
+    )
+    assert np.array_equal(frames, wanted.frames)
+    assert torch.equal(decoded.reference.audio, wanted.audio)
+    foreseen = references._held_bytes(ReferenceInput(kind="video"), path, request_of((path,)), LIMITS)
+    assert frames.nbytes <= foreseen <= frames.nbytes + frames[0].nbytes
 
 
 def test_keyframes_are_left_to_the_step_that_knows_the_canvas(cases: Path) -> None:
