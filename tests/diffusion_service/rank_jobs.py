@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from diffusion_service.adapters.adapter import Adapter
 from diffusion_service.commands import DiffusionRankSettings, Generate, Generated, OutputTarget, StepDone
+from diffusion_service.mux import ClipWriter
 from diffusion_service.sampling.denoise import Denoiser
 from diffusion_service.worker import DiffusionRank
 from shared_runtime.ranks.comm import RankComm
@@ -51,9 +53,10 @@ class Payload:
 
 @dataclass(frozen=True)
 class Made:
-    """One clip: its digests, and the latents that it was decoded from."""
+    """One clip: its digests, its frames where they were muxed, and the latents that they were decoded from."""
 
     digests: tuple[str, str]
+    frames: list[NDArray[np.uint8]]
     video: torch.Tensor
     audio: torch.Tensor
     generated: Generated
@@ -152,14 +155,14 @@ def jobs(comm: RankComm, task: TaskHandle, settings: DiffusionRankSettings, comm
     rank = DiffusionRank(comm, settings, task.beater)
     clips = {}
     for command in commands:
-        with _latents() as seen, _events(task) as told:
+        with _latents() as seen, _frames() as written, _events(task) as told:
             rest = rank.handle(command, task)
         if not isinstance(rest, Rest):
             continue
         generated = rest.end()
         assert isinstance(generated, Generated)
         (output,) = generated.outputs
-        clips[command.task] = Made((output.frames_sha256, output.audio_sha256), *seen, generated, tuple(told))
+        clips[command.task] = Made((output.frames_sha256, output.audio_sha256), written, *seen, generated, tuple(told))
     return Outcome(clips, rank.facts)
 
 
@@ -197,6 +200,23 @@ def _latents() -> Iterator[list[torch.Tensor]]:
         yield seen
     finally:
         Denoiser.run = run  # type: ignore[method-assign]
+
+
+@contextmanager
+def _frames() -> Iterator[list[NDArray[np.uint8]]]:
+    """What is written into clips meanwhile."""
+    seen: list[NDArray[np.uint8]] = []
+    write = ClipWriter.write_frames
+
+    def recorded(self: ClipWriter, frames: NDArray[np.uint8]) -> None:
+        seen.append(frames.copy())
+        write(self, frames)
+
+    ClipWriter.write_frames = recorded  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        ClipWriter.write_frames = write  # type: ignore[method-assign]
 
 
 def plan(tp: int = 1, ulysses: int = 1) -> dict[str, object]:
