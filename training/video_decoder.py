@@ -22,6 +22,8 @@ POOL = 4096
 BATCH, RATE = 16, 2e-3
 ENCODED = 16
 """Clips at once."""
+ENDS = 0.2
+"""Weight of a piece's first and last frame by themselves: keyframes are compared with those of a clip."""
 
 
 class Lesson:
@@ -61,7 +63,8 @@ class Lesson:
         pixels = self._drawn([every[place] for place in places.tolist()], canvas)
         decoded = self._vae.decode(latents, return_dict=False)[0].float()
         squares, differences = F.mse_loss(decoded, pixels), F.l1_loss(decoded, pixels)
-        return {"total": squares + 0.3 * differences, "squares": squares}
+        ends = F.mse_loss(decoded[:, :, [0, -1]], pixels[:, :, [0, -1]])
+        return {"total": squares + 0.3 * differences + ENDS * ends, "squares": squares, "ends": ends}
 
 
 def main() -> None:
