@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isfinite
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,7 +170,7 @@ def _probe_video(
         if not rules.min_fps - SLACK_SECONDS <= fps <= rules.max_fps + SLACK_SECONDS:
             span = f"{rules.min_fps:g} to {rules.max_fps:g}"
             raise InvalidRequest(f"a reference video has {span} frames a second, this one {fps:.2f}")
-    _check_last_frame(path, found, scan.last, view)
+    _check_last_frame(path, found, scan.last, ceil(1 / fps / line.tick), view)
     audio_seconds = _own_sound(path, found, line, rules) if use_audio else None
     return Probe("video", width, height, scan.count, fps, length, audio_seconds is not None, audio_seconds)
 
@@ -197,8 +197,11 @@ def _scan(container: Any, stream: Any, line: TimeLine, rules: ReferenceLimits) -
     return _Scan(count, last, max(end, declared) if end > stop else end)
 
 
-def _check_last_frame(path: Path, found: Format, last: int, view: View) -> None:
-    """Decode from the key frame before the last frame to the end, as far as that is cheap."""
+def _check_last_frame(path: Path, found: Format, last: int, ticks_a_frame: int, view: View) -> None:
+    """Decode from the key frame before the last frame to the end, as far as that is cheap.
+
+    Packets may hold frames that are not to be shown, and a cut may end in one of them, but no film in a row of them.
+    """
     with open_container(path, found.readers[0]) as container:
         stream = prepare_pictures(picture_stream(container))
         seek_back(container, stream, last)
@@ -208,7 +211,7 @@ def _check_last_frame(path: Path, found: Format, last: int, view: View) -> None:
             budget -= frame.width * frame.height
             if budget < 0:
                 return
-        if final is None or final.is_corrupt:
+        if final is None or final.is_corrupt or (final.pts or 0) < last - ticks_a_frame:
             raise InvalidRequest("the last frame cannot be decoded")
         view.picture(final)
 
