@@ -10,7 +10,7 @@ from shared_runtime.media.probe import Role
 from shared_schema.encode import ReferenceKind
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import CanvasLimits, MediaCaps, ReferenceLimits
-from tests.cases.videos import hide_frames
+from tests.cases.videos import Recipe, constant, hide_frames, write_video
 
 TINY = CanvasLimits(short_edge=64, max_pixels=8192, reference_short_edge=64)
 
@@ -149,6 +149,13 @@ def test_a_cut_may_end_in_a_frame_that_is_not_shown(cases: Path, tmp_path: Path)
     path = tmp_path / "cut.webm"
     hide_frames(cases / "vid_webm.webm", path, range(71))
     assert look(path).frames == 72
+
+
+def test_what_only_a_decode_from_the_beginning_reads_passes(tmp_path: Path) -> None:
+    path = tmp_path / "open.mp4"
+    options = {"x264-params": "open-gop=1:bframes=8:b-adapt=0", "preset": "veryfast"}
+    write_video(path, Recipe(constant(24, 4), gop=30, sound=None, options=options))
+    assert look(path).frames == 96
 
 
 def totals(*probes: Probe) -> None:
