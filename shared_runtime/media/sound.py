@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shared_runtime.media.boundary import DEFAULT_CAPS, check_bytes, decoding
 from shared_runtime.media.container import frames, open_container, prepare_sound, seconds, sound_stream
 from shared_runtime.media.formats import expect
+from shared_runtime.media.wav_header import ends_with_file
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import AUDIO_CHANNELS, SAMPLE_RATE, MediaCaps
 
@@ -67,7 +68,7 @@ def read_waveform(path: Path, reader: str, *, origin: Fraction | None, start: Fr
         stream = sound_stream(container)
         if stream is None:
             return None
-        decoded = frames(container, prepare_sound(stream))
+        decoded = frames(container, prepare_sound(stream), open_end=reader == "wav" and ends_with_file(path))
         first = next(decoded, None)
         if first is None:
             return None
@@ -178,7 +179,7 @@ def measure(path: Path, reader: str, until: Fraction) -> SoundExtent | None:
         if stream is None:
             return None
         length, begin = Fraction(0), None
-        for frame in frames(container, prepare_sound(stream)):
+        for frame in frames(container, prepare_sound(stream), open_end=reader == "wav" and ends_with_file(path)):
             check_shape(frame)
             begin = _begin(frame, stream) if begin is None else begin
             length += Fraction(frame.samples, frame.sample_rate)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shared_runtime.media import decode_audio, decode_video
+from shared_runtime.media import decode_audio, decode_video, probe
 from shared_schema.errors import InvalidRequest
+from shared_schema.tasks import CanvasLimits
 from tests.cases.sounds import RATE, tone, write_wav
 
 
@@ -21,6 +22,11 @@ def plain_stereo(path: Path) -> NDArray[np.float32]:
         parts = [out.to_ndarray() for frame in container.decode(audio=0) for out in resampler.resample(frame)]
         parts += [out.to_ndarray() for out in resampler.resample(None)]
     return np.concatenate(parts, axis=1)
+
+
+def probed(path: Path) -> float | None:
+    """The seconds that are counted for a sound before a job exists."""
+    return probe(path, kind="audio", role="reference", limits=CanvasLimits(), param="x").seconds
 
 
 @pytest.mark.parametrize(
@@ -126,6 +132,30 @@ def float_wav(path: Path, samples: NDArray[np.float32], rate: int) -> None:
     head = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 3, 1, rate, rate * 4, 4, 32,
                        b"data", len(data))  # fmt: skip
     path.write_bytes(head + data)
+
+
+def wav_of_size(path: Path, source: Path, size: int) -> None:
+    """Copy a WAV that says another size of its data."""
+    content = bytearray(source.read_bytes())
+    at = content.index(b"data") + 4
+    content[at : at + 4] = struct.pack("<I", size)
+    path.write_bytes(content)
+
+
+# By whoever knows none, FFmpeg, and SoX.
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFF000])
+def test_a_wav_that_was_written_to_a_pipe_ends_with_its_file(cases: Path, tmp_path: Path, size: int) -> None:
+    path, source = tmp_path / "pipe.wav", cases / "aud_stereo_44k.wav"
+    wav_of_size(path, source, size)
+    assert np.array_equal(decode_audio(path, max_seconds=15), decode_audio(source, max_seconds=15))
+    assert probed(path) == 5.0
+
+
+def test_a_wav_that_is_shorter_than_it_says_is_refused(cases: Path, tmp_path: Path) -> None:
+    path, source = tmp_path / "cut.wav", cases / "aud_stereo_44k.wav"
+    wav_of_size(path, source, source.stat().st_size)
+    with pytest.raises(InvalidRequest, match="ends early"):
+        decode_audio(path, max_seconds=15)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
