@@ -2,6 +2,8 @@
 
 import struct
 import wave
+from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -111,6 +113,46 @@ def test_a_start_cuts_sound_and_picture_together(cases: Path) -> None:
     assert np.array_equal(part, whole[:, 48_000:80_000])
 
 
+def move_sound(source_path: Path, path: Path, moved: Callable[[Fraction], Fraction | None]) -> None:
+    """Copy a video; each packet of its sound is at another moment, or left out."""
+    with av.open(str(source_path)) as source, av.open(str(path), "w") as container:
+        streams = {stream.index: container.add_stream_from_template(stream) for stream in source.streams}
+        for packet in [packet for packet in source.demux() if packet.size]:
+            if packet.stream.type == "audio":
+                moment = moved(packet.pts * packet.time_base)
+                if moment is None:
+                    continue
+                packet.pts = packet.dts = round(moment / packet.time_base)
+            packet.stream = streams[packet.stream.index]
+            container.mux(packet)
+
+
+@pytest.mark.parametrize("name", ["vid_webm.webm", "vid_24fps.mp4", "vid_5_1.mp4", "vid_44k.mp4"])
+def test_a_gap_in_a_sound_is_silence(cases: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    move_sound(cases / name, path, lambda moment: None if 0.5 < moment < 1.5 else moment)
+    whole = decode_video(cases / name, max_frames=362, use_audio=True).waveform
+    sound = decode_video(path, max_frames=362, use_audio=True).waveform
+    assert whole is not None
+    assert sound is not None
+    assert abs(sound.shape[1] - whole.shape[1]) < RATE // 1000
+    assert not sound[:, int(0.6 * RATE) : int(1.4 * RATE)].any()
+    click = np.flatnonzero(np.abs(sound[0, RATE:]) > 0.4)[0]
+    assert abs(click - RATE) < 100
+    found = probe(path, kind="video", role="reference", limits=CanvasLimits(), param="x").audio_seconds
+    assert found == pytest.approx(sound.shape[1] / RATE, abs=0.1)
+
+
+def test_a_gap_without_end_takes_no_memory(cases: Path, tmp_path: Path) -> None:
+    path = tmp_path / "far.webm"
+    move_sound(cases / "vid_webm.webm", path, lambda moment: moment + (10**6 if moment > 2 else 0))
+    sound = decode_video(path, max_frames=96, use_audio=True).waveform
+    assert sound is not None
+    assert sound.shape == (2, 4 * RATE)
+    with pytest.raises(InvalidRequest, match="sound lasts at most 15 seconds, this one 1000002"):
+        probe(path, kind="video", role="reference", limits=CanvasLimits(), param="x")
+
+
 @pytest.mark.parametrize("layout", ["vid_mono.mp4", "vid_5_1.mp4", "vid_44k.mp4"])
 def test_other_layouts_of_a_video_become_stereo(cases: Path, layout: str) -> None:
     sound = decode_video(cases / layout, max_frames=362, use_audio=True).waveform
@@ -156,6 +198,37 @@ def test_a_wav_that_is_shorter_than_it_says_is_refused(cases: Path, tmp_path: Pa
     wav_of_size(path, source, source.stat().st_size)
     with pytest.raises(InvalidRequest, match="ends early"):
         decode_audio(path, max_seconds=15)
+
+
+def mp3_without_length(path: Path, *parts: tuple[float, int]) -> None:
+    """Write noise of some seconds at some bits a second each, and nothing that says how long they are together."""
+    content = b""
+    for seconds, bits in parts:
+        options = {"write_xing": "0", "id3v2_version": "0"}
+        with av.open(str(path), "w", options=options) as container:
+            stream = container.add_stream("libmp3lame", rate=RATE, layout="stereo", options={"reservoir": "0"})
+            stream.bit_rate = bits
+            for _ in range(int(seconds * RATE / 1152)):
+                noise = np.random.default_rng(0).uniform(-0.3, 0.3, (2, 1152)).astype(np.float32)
+                frame = av.AudioFrame.from_ndarray(noise, format="fltp", layout="stereo")
+                frame.sample_rate = RATE
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+        content += path.read_bytes()
+    path.write_bytes(content)
+
+
+def test_a_sound_is_as_long_as_it_is_and_not_as_its_first_frames_let_expect(tmp_path: Path) -> None:
+    mp3_without_length(tmp_path / "ten.mp3", (3, 32_000), (7, 320_000))
+    assert probed(tmp_path / "ten.mp3") == pytest.approx(10, abs=0.1)
+
+
+def test_a_sound_that_says_to_be_longer_than_it_is_may_be_too_short(cases: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.mp3"
+    content = (cases / "aud_stereo.mp3").read_bytes()
+    path.write_bytes(content[: len(content) // 4])
+    with pytest.raises(InvalidRequest, match=r"lasts 2 to 15 seconds, this one 1\.2"):
+        probed(path)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
