@@ -22,15 +22,20 @@ from PIL import Image
 from shared_runtime.conditioning.decode_ahead import DecodeAhead, Part, Progress
 from shared_runtime.media import decode_audio, decode_image, decode_video, read_header
 from shared_schema.encode import EncodeRequest, ReferenceInput, UsedReference
+from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import (
     FPS,
     MAX_ASPECT,
     SAMPLE_RATE,
     CanvasLimits,
+    ReferenceLimits,
     Task,
     canvas_for_ratio,
     reference_size,
 )
+
+SHORTEST_VIDEO = round(ReferenceLimits.min_seconds * FPS) - 1
+"""Frames. The probe adds up what packets announce, what they show is known here; one less, as clocks are rounded."""
 
 Reference: TypeAlias = MiniMaxH3ImageReference | MiniMaxH3VideoReference | MiniMaxH3AudioReference
 
@@ -118,6 +123,9 @@ def _decode(index: int, path: Path, request: EncodeRequest, fit: _Fit) -> Decode
                 path, max_frames=num_frames, use_audio=reference.use_audio, start_seconds=start, fit=fit, param=param
             )
             count, width, height = len(video.frames), *(fit.source or (0, 0))
+            if count < min(num_frames, SHORTEST_VIDEO):
+                lengths = f"at least {ReferenceLimits.min_seconds:g} seconds, this one {count / FPS:.3f}"
+                raise InvalidRequest(f"a reference video lasts {lengths}", param=param)
             sound = None if video.waveform is None else torch.from_numpy(video.waveform)
             facts = {"width": width, "height": height, "frames": count, "seconds": count / FPS}
             if sound is not None:

@@ -75,10 +75,11 @@ def _check_codec(stream: Any, known: frozenset[str]) -> None:
         raise InvalidRequest(f"the {stream.type} codec {name!r} is not read here")
 
 
-def packets(container: Any, stream: Any, *, whole: bool = True) -> Iterator[Any]:
+def packets(container: Any, stream: Any, *, whole: bool = True, open_end: bool = False) -> Iterator[Any]:
     """A stream's packets in file order, the last one empty (it flushes the decoder).
 
-    Where they are read from the start (`whole`), an MP4 that ends before its index does is noticed.
+    Where they are read from the start (`whole`), an MP4 that ends before its index does is noticed. FFmpeg marks a
+    packet that the file's end cuts short, which is as it should be where the file says no other end (`open_end`).
 
     Raises:
         InvalidRequest: a packet is cut short, or the file ends early.
@@ -86,7 +87,7 @@ def packets(container: Any, stream: Any, *, whole: bool = True) -> Iterator[Any]
     count = 0
     for packet in container.demux(stream):
         count += bool(packet.size)
-        if packet.is_corrupt:
+        if packet.is_corrupt and not open_end:
             raise InvalidRequest("the file is damaged or ends early")
         yield packet
     expected = len(stream.index_entries) if whole and container.format.name.startswith("mov") else 0
@@ -94,9 +95,9 @@ def packets(container: Any, stream: Any, *, whole: bool = True) -> Iterator[Any]
         raise InvalidRequest(f"the file ends early: {count} of {expected} packets of its {stream.type} are there")
 
 
-def frames(container: Any, stream: Any, *, whole: bool = True) -> Iterator[Any]:
+def frames(container: Any, stream: Any, *, whole: bool = True, open_end: bool = False) -> Iterator[Any]:
     """A stream's decoded frames in the order in which they are shown; raises as `packets` does."""
-    for packet in packets(container, stream, whole=whole):
+    for packet in packets(container, stream, whole=whole, open_end=open_end):
         yield from packet.decode()
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
 from shared_runtime.media.boundary import DEFAULT_CAPS, check_bytes, decoding
-from shared_runtime.media.formats import expect
+from shared_runtime.media.formats import PNG, expect
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import MediaCaps
 
@@ -28,6 +28,8 @@ _PROFILE_MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 """Colour space of an ICC profile -> mode of the pixels that it describes."""
 _BACKGROUND = (255, 255, 255, 255)
 _JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
+_PNG_BITS_AT = 24
+"""Where a PNG's header has the bits of a sample."""
 MAX_SCANS = 500
 """Of a JPEG. Each may be a few bytes and makes the decoder go through all pixels; real ones have some ten."""
 
@@ -44,6 +46,8 @@ def decode_image(path: Path, *, caps: MediaCaps = DEFAULT_CAPS, param: str | Non
     with decoding("image", param), Image.open(path, formats=found.readers) as image:
         _check_pixels(image.size, caps, param)
         image.load()
+        if found is PNG:
+            _scale_transparent(image, _sample_bits(path))
         operation = _UPRIGHT.get(_orientation(image))
         pixels = _to_srgb(image)
         return np.array(pixels if operation is None else pixels.transpose(operation))
@@ -68,6 +72,24 @@ def _check_scans(content: bytes, param: str | None) -> None:
     # The marker cannot be part of what is coded: a 0xff in it is followed by 0.
     if content.startswith(_JPEG) and content.count(_SCAN) > MAX_SCANS:
         raise InvalidRequest(f"the image is a JPEG of more than {MAX_SCANS} scans", param=param)
+
+
+def _sample_bits(path: Path) -> int:
+    with path.open("rb") as file:
+        return file.read(_PNG_BITS_AT + 1)[_PNG_BITS_AT]
+
+
+def _scale_transparent(image: Image.Image, bits: int) -> None:
+    """Bring a PNG's transparent colour to 8 bits, as Pillow does with samples: of 16 it keeps the upper ones."""
+
+    def scaled(sample: int) -> int:
+        return sample >> 8 if bits == 16 else sample * 255 // ((1 << bits) - 1)
+
+    match image.mode, image.info.get("transparency"):
+        case "L", int(grey):
+            image.info["transparency"] = scaled(grey)
+        case "RGB", tuple(colour):
+            image.info["transparency"] = tuple(scaled(sample) for sample in colour)
 
 
 def _to_srgb(image: Image.Image) -> Image.Image:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isfinite
+from functools import partial
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from shared_runtime.media.container import (
 from shared_runtime.media.formats import Format, kind_of, sniff
 from shared_runtime.media.image import decode_image
 from shared_runtime.media.sound import measure
-from shared_runtime.media.video import TimeLine, View, first_frame
+from shared_runtime.media.video import TimeLine, View, first_frame, from_nearby
 from shared_schema.encode import ReferenceKind
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import MAX_ASPECT, CanvasLimits, MediaCaps, ReferenceLimits, min_side
@@ -170,7 +171,8 @@ def _probe_video(
         if not rules.min_fps - SLACK_SECONDS <= fps <= rules.max_fps + SLACK_SECONDS:
             span = f"{rules.min_fps:g} to {rules.max_fps:g}"
             raise InvalidRequest(f"a reference video has {span} frames a second, this one {fps:.2f}")
-    _check_last_frame(path, found, scan.last, view)
+    earliest = scan.last - ceil(1 / fps / line.tick)
+    from_nearby(partial(_check_last_frame, path, found, earliest, view))
     audio_seconds = _own_sound(path, found, line, rules) if use_audio else None
     return Probe("video", width, height, scan.count, fps, length, audio_seconds is not None, audio_seconds)
 
@@ -197,18 +199,22 @@ def _scan(container: Any, stream: Any, line: TimeLine, rules: ReferenceLimits) -
     return _Scan(count, last, max(end, declared) if end > stop else end)
 
 
-def _check_last_frame(path: Path, found: Format, last: int, view: View) -> None:
-    """Decode from the key frame before the last frame to the end, as far as that is cheap."""
+def _check_last_frame(path: Path, found: Format, earliest: int, view: View, *, nearby: bool) -> None:
+    """Decode to the end, as far as that is cheap; the last frame is shown at `earliest` ticks or later.
+
+    Packets may hold frames that are not to be shown, and a cut may end in one of them, but no film in a row of them.
+    """
     with open_container(path, found.readers[0]) as container:
         stream = prepare_pictures(picture_stream(container))
-        seek_back(container, stream, last)
+        if nearby:
+            seek_back(container, stream, earliest)
         budget, final = TAIL_PIXELS, None
         for frame in frames(container, stream, whole=False):
             final = frame
             budget -= frame.width * frame.height
             if budget < 0:
                 return
-        if final is None or final.is_corrupt:
+        if final is None or final.is_corrupt or (final.pts or 0) < earliest:
             raise InvalidRequest("the last frame cannot be decoded")
         view.picture(final)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from shared_runtime.media.boundary import DEFAULT_CAPS, check_bytes, decoding
 from shared_runtime.media.container import frames, open_container, prepare_sound, seconds, sound_stream
 from shared_runtime.media.formats import expect
+from shared_runtime.media.wav_header import ends_with_file
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import AUDIO_CHANNELS, SAMPLE_RATE, MediaCaps
 
@@ -23,6 +25,8 @@ MAX_LEVEL = 64.0
 """Full scale is 1; past 36 dB over it a float file holds no sound."""
 NEAR_END = Fraction(1, 10)
 """Seconds by which a decoder may give more than the container declares: a coded frame's padding."""
+GAP = Fraction(1, 20)
+"""Seconds: what lies between two frames and is not the rounding of a clock."""
 
 _CENTRE = 0.5**0.5
 _USUAL_LAYOUTS = {3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
@@ -59,60 +63,64 @@ def read_waveform(path: Path, reader: str, *, origin: Fraction | None, start: Fr
     """At most `limit` samples of a freshly opened file's first sound, or None where it has none.
 
     Sample 0 lies `start` seconds after `origin` (None: after the sound's own beginning). A sound that begins later
-    has silence before it; one that began earlier is cut.
+    has silence before it, one with a gap has silence in it; one that began earlier is cut.
     """
-    parts: list[Waveform] = []
-    missing = limit
+    waveform, end = np.zeros((AUDIO_CHANNELS, limit), np.float32), 0
     with open_container(path, reader) as container:
         stream = sound_stream(container)
         if stream is None:
             return None
-        decoded = frames(container, prepare_sound(stream))
-        first = next(decoded, None)
-        if first is None:
-            return None
-        begin = _begin(first, stream)
-        skip = round((start - (0 if origin is None else begin - origin)) * SAMPLE_RATE)
-        for part in _stereo(first, decoded):
-            if skip < 0:
-                parts.append(np.zeros((AUDIO_CHANNELS, min(-skip, missing)), np.float32))
-                missing -= parts[-1].shape[1]
-                skip = 0
-            kept = part[:, skip : skip + missing]
-            skip = max(0, skip - part.shape[1])
-            parts.append(kept)
-            missing -= kept.shape[1]
-            if not missing:
-                break
-    waveform: Waveform = np.concatenate(parts, axis=1) if parts else np.empty((AUDIO_CHANNELS, 0), np.float32)
-    return waveform if waveform.shape[1] else None
+        for begin, run in groupby(_decoded(path, reader, container, stream), _Clock(stream).run_of):
+            origin = begin if origin is None else origin
+            at = round((begin - origin - start) * SAMPLE_RATE)
+            for part in _stereo(run):
+                kept = part[:, max(0, -at) : max(0, limit - at)]
+                waveform[:, max(0, at) : max(0, at) + kept.shape[1]] = kept
+                at += part.shape[1]
+                end = min(at, limit)
+                if end == limit:
+                    return waveform
+    return np.ascontiguousarray(waveform[:, :end]) if end > 0 else None
 
 
-def _begin(frame: Any, stream: Any) -> Fraction:
-    return seconds(frame.pts, stream) if frame.pts is not None else Fraction(0)
+def _decoded(path: Path, reader: str, container: Any, stream: Any) -> Iterator[Any]:
+    return frames(container, prepare_sound(stream), open_end=reader == "wav" and ends_with_file(path))
 
 
-def _stereo(first: Any, following: Iterator[Any]) -> Iterator[Waveform]:
+class _Clock:
+    """When a sound's frames are heard: each after the one before it, but for those that say to come clearly later."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._run: Fraction | None = None
+        self.end = Fraction(0)
+        """Of the frame that was asked for last."""
+
+    def run_of(self, frame: Any) -> Fraction:
+        """When the frames began that lead to this one without a gap."""
+        check_shape(frame)
+        moment = self.end if frame.pts is None else seconds(frame.pts, self._stream)
+        if self._run is None or moment > self.end + GAP:
+            self._run = self.end = moment
+        self.end += Fraction(frame.samples, frame.sample_rate)
+        return self._run
+
+
+def _stereo(run: Iterator[Any]) -> Iterator[Waveform]:
     """The frames as stereo at 32 kHz. FFmpeg's own mixing is used for nothing: it lowers mono and sums 5.1 past 1."""
-    check_shape(first)
+    first = next(run)
     channels = first.layout.nb_channels
     # Packed samples past stereo, because PyAV reads planes of more than seven channels out of bounds.
     sample_format = "fltp" if channels <= AUDIO_CHANNELS else "flt"
     layout = {1: "mono", 2: "stereo"}.get(channels, first.layout)
     resampler = av.AudioResampler(format=sample_format, layout=layout, rate=SAMPLE_RATE)
     mix = _mixer(first.layout)
-    for frame in _chain(first, following):
+    for frame in chain([first], run, [None]):
         for resampled in resampler.resample(frame):
             part = mix(resampled.to_ndarray())
             if not np.abs(part).max(initial=0) <= MAX_LEVEL:
                 raise InvalidRequest("the sound holds values that are no sound (not finite, or far past full scale)")
             yield part
-
-
-def _chain(first: Any, following: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from following
-    yield None
 
 
 def check_shape(frame: Any) -> None:
@@ -177,19 +185,21 @@ def measure(path: Path, reader: str, until: Fraction) -> SoundExtent | None:
         stream = sound_stream(container)
         if stream is None:
             return None
-        length, begin = Fraction(0), None
-        for frame in frames(container, prepare_sound(stream)):
-            check_shape(frame)
-            begin = _begin(frame, stream) if begin is None else begin
-            length += Fraction(frame.samples, frame.sample_rate)
-            if length > until:
+        begin, clock, stopped = None, _Clock(stream), False
+        for frame in _decoded(path, reader, container, stream):
+            run = clock.run_of(frame)
+            begin = run if begin is None else begin
+            stopped = clock.end - begin > until + NEAR_END
+            if stopped:
                 break
         if begin is None:
             return None
-        return SoundExtent(begin, begin + _length(length, stream))
+        return SoundExtent(begin, begin + _length(clock.end - begin, stream, stopped))
 
 
-def _length(decoded: Fraction, stream: Any) -> Fraction:
-    """The declared length where the decoder only adds padding to it or was stopped, else what was decoded."""
+def _length(decoded: Fraction, stream: Any, stopped: bool) -> Fraction:
+    """What was decoded, unless the decoder was stopped or only adds padding: then the declared length."""
     declared = seconds(stream.duration, stream) if stream.duration else decoded
-    return declared if declared > decoded or decoded - declared <= NEAR_END else decoded
+    if stopped:
+        return max(decoded, declared)
+    return declared if 0 <= decoded - declared <= NEAR_END else decoded

@@ -2,13 +2,16 @@
 
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from math import floor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+import av
 import numpy as np
 from av.sidedata.sidedata import Type
 from numpy.typing import NDArray
@@ -23,11 +26,14 @@ from shared_schema.tasks import FPS, SAMPLE_RATE, MediaCaps
 
 Picture = NDArray[np.uint8]
 """`(height, width, 3)` RGB."""
+Result = TypeVar("Result")
 
 HDR_TRANSFERS = {16: "PQ (SMPTE ST 2084)", 18: "HLG (ARIB STD-B67)"}
 """Codes of ITU-T H.273."""
 FINE_CLOCK = Fraction(1, 1000)
 """Seconds: a clock at least this fine rounds a constant rate's moments to within a tick."""
+REORDERED = 16
+"""Frames by which decoding may be ahead of showing, at most; an index may go by either."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,9 @@ class TimeLine:
 
     def spans(self, shown: Iterator[Any]) -> Iterator[tuple[Any, int, int]]:
         """Each frame with its slot and the slot that ends it: the next frame's, or for the last one its own end's."""
-        held, slot = next(shown), 0
+        held, slot = next(shown, None), 0
+        if held is None:
+            return
         ticks = held.pts or 0
         slot = self.slot(ticks)
         for frame in shown:
@@ -178,7 +186,8 @@ def decode_video(
     check_bytes(path, caps.video_bytes, "video", param)
     with decoding("video", param):
         start = Fraction(start_seconds)
-        pictures, origin = _read_pictures(path, found.readers[0], max_frames, start, fit, caps)
+        read = partial(_read_pictures, path, found.readers[0], max_frames, start, fit, caps)
+        pictures, origin = from_nearby(read) if start else read(nearby=False)
         limit = int(max_frames / FPS * SAMPLE_RATE)
         waveform = None
         if use_audio:
@@ -193,16 +202,22 @@ def _read_pictures(
     start: Fraction,
     fit: Callable[[Picture], Picture] | None,
     caps: MediaCaps,
+    *,
+    nearby: bool,
 ) -> tuple[NDArray[np.uint8], Fraction]:
-    """All slots' pictures, and the moment of the first frame on the file's clock."""
+    """All slots' pictures, and the moment of the first frame on the file's clock.
+
+    `nearby` decodes from a key frame near the start and not from the beginning.
+    """
     with open_container(path, reader) as container:
         stream = picture_stream(container)
         if stream is None:
             raise InvalidRequest("the file holds no moving picture")
         first, shown = first_frame(container, prepare_pictures(stream))
         view, line = View.of(first, stream, caps), TimeLine.of(first, stream, start)
-        if start:
-            seek_back(container, stream, line.first + int(start / line.tick))
+        if nearby:
+            ticks = int(start / line.tick) - REORDERED * line.duration(None)
+            seek_back(container, stream, line.first + max(0, ticks))
             shown = frames(container, stream, whole=False)
         else:
             shown = chain([first], shown)
@@ -212,11 +227,24 @@ def _read_pictures(
             if slots > 0:
                 if frame.is_corrupt:
                     raise InvalidRequest("a frame is damaged")
+                if slot > pictures.count:
+                    raise InvalidRequest("the frame at the start cannot be decoded")
                 picture = view.picture(frame)
                 pictures.add(picture if fit is None else fit(picture), slots)
             if end >= max_frames:
                 break
     return pictures.all(), line.origin
+
+
+def from_nearby(read: Callable[..., Result]) -> Result:
+    """What `read` makes of a video from a key frame near to what is wanted or, where that fails, from the beginning.
+
+    In an open group of pictures, frames after the key frame may build on frames before it: H.264's decoder takes them
+    for damage, HEVC's leaves them out.
+    """
+    with suppress(InvalidRequest, av.FFmpegError):
+        return read(nearby=True)
+    return read(nearby=False)
 
 
 class Pictures:
@@ -225,15 +253,16 @@ class Pictures:
     def __init__(self, max_frames: int) -> None:
         self._max_frames = max_frames
         self._stacked: NDArray[np.uint8] | None = None
-        self._count = 0
+        self.count = 0
+        """Slots that are filled."""
 
     def add(self, picture: Picture, slots: int) -> None:
         """Fill the next `slots` slots."""
         if self._stacked is None:
             # As large as it can become: pages that are never written cost no memory, a second copy would.
             self._stacked = np.empty((self._max_frames, *picture.shape), np.uint8)
-        self._stacked[self._count : self._count + slots] = picture
-        self._count += slots
+        self._stacked[self.count : self.count + slots] = picture
+        self.count += slots
 
     def all(self) -> NDArray[np.uint8]:
         """`(n, height, width, 3)`.
@@ -243,7 +272,7 @@ class Pictures:
         """
         if self._stacked is None:
             raise InvalidRequest("the video has nothing after its start")
-        return self._stacked[: self._count]
+        return self._stacked[: self.count]
 
 
 def first_frame(container: Any, stream: Any) -> tuple[Any, Iterator[Any]]:

@@ -121,5 +121,18 @@ def _refused(folder: Path) -> None:
 
 def _png_header(width: int, height: int) -> bytes:
     """A PNG that ends after its size."""
-    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+
+
+def write_keyed_png(path: Path, depth: int, pixels: list[tuple[int, ...]], key: tuple[int, ...]) -> None:
+    """Write one row of grey or RGB pixels, `depth` bits a sample, of which those of colour `key` are transparent."""
+    bits = "".join(f"{sample:0{depth}b}" for pixel in pixels for sample in pixel)
+    row = int(bits, 2).to_bytes(len(bits) // 8)
+    size = struct.pack(">IIBBBBB", len(pixels), 1, depth, 2 if len(key) == 3 else 0, 0, 0, 0)
+    chunks = {b"IHDR": size, b"tRNS": struct.pack(f">{len(key)}H", *key), b"IDAT": zlib.compress(b"\0" + row)}
+    content = b"".join(_chunk(name, data) for name, data in chunks.items())
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + content + _chunk(b"IEND", b""))
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -1,6 +1,7 @@
 """Fixture videos: frame n shows n as ten bars and flashes each second with a click; and files that must be refused."""
 
 import struct
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,6 +16,8 @@ TICKS = 60_000
 """Video clock of the fixtures, ticks a second."""
 SMPTE2084, ARIB_STD_B67, BT2020 = 16, 18, 9
 """Codes of ITU-T H.273: PQ, HLG, and the BT.2020 primaries and matrix."""
+SHOW_FRAME = 0x10
+"""In the first byte of a VP8 frame."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,20 @@ def _mux_sound(container: Any, stream: Any, recipe: Recipe) -> None:
             ready.pts = start + int(recipe.sound_start * rate)
             container.mux(stream.encode(ready))
     container.mux(stream.encode(None))
+
+
+def hide_frames(source_path: Path, path: Path, shown: Container[int]) -> None:
+    """Copy a VP8 video, without its sound, of whose frames only some are meant to be shown."""
+    with av.open(str(source_path)) as source, av.open(str(path), "w") as container:
+        stream = container.add_stream_from_template(source.streams.video[0])
+        for number, packet in enumerate(p for p in source.demux(video=0) if p.size):
+            data = bytearray(bytes(packet))
+            if number not in shown:
+                data[0] &= ~SHOW_FRAME
+            hidden = av.Packet(bytes(data))
+            hidden.stream, hidden.time_base, hidden.is_keyframe = stream, packet.time_base, packet.is_keyframe
+            hidden.pts, hidden.dts, hidden.duration = packet.pts, packet.dts, packet.duration
+            container.mux(hidden)
 
 
 def write(folder: Path) -> None:

@@ -22,7 +22,7 @@ from shared_runtime.tiny import tiny_checkpoint
 from shared_schema.encode import EncodeRequest, ReferenceInput, ReferenceKind
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import SAMPLE_RATE, CanvasLimits, Task, canvas_for_ratio
-from tests.cases.videos import Recipe, constant, write_video
+from tests.cases.videos import Recipe, constant, hide_frames, write_video
 
 LIMITS = CanvasLimits(64, 64 * 112, 64)
 MIXED = ("vid_24fps.mp4", "img_quad.png", "vid_portrait.mp4", "img_odd.png")
@@ -30,7 +30,7 @@ MIXED = ("vid_24fps.mp4", "img_quad.png", "vid_portrait.mp4", "img_odd.png")
 
 def request_of(files: tuple[Path, ...], task: Task = Task.REF2VA) -> EncodeRequest:
     def kind(path: Path) -> ReferenceKind:
-        return "video" if path.suffix == ".mp4" else "image"
+        return "video" if path.suffix in (".mp4", ".webm") else "image"
 
     return EncodeRequest(
         request_id="0" * 32,
@@ -78,6 +78,14 @@ def test_of_two_files_that_cannot_be_decoded_the_first_one_is_named(cases: Path,
         with pytest.raises(InvalidRequest) as raised:
             decode(files)
         assert raised.value.param == "input_references[1]"
+
+
+def test_a_video_that_shows_less_than_it_announced_is_refused(cases: Path, tmp_path: Path) -> None:
+    path = tmp_path / "hidden.webm"
+    hide_frames(cases / "vid_webm.webm", path, {0, 14})
+    with pytest.raises(InvalidRequest, match=r"lasts at least 2 seconds, this one 0\.625") as raised:
+        decode((path,))
+    assert raised.value.param == "input_references[0]"
 
 
 def test_files_are_decoded_at_the_same_time(cases: Path, monkeypatch: pytest.MonkeyPatch) -> None:

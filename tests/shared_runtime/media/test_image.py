@@ -10,7 +10,7 @@ from PIL import Image
 from shared_runtime.media import decode_image
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import MediaCaps
-from tests.cases.images import HEIGHT, QUADRANTS, WIDTH, quadrants
+from tests.cases.images import HEIGHT, QUADRANTS, WIDTH, quadrants, write_keyed_png
 
 WHITE, GREEN = (255, 255, 255), (0, 200, 0)
 
@@ -42,6 +42,18 @@ def test_what_is_transparent_becomes_white(cases: Path, name: str) -> None:  # c
     assert (pixels[:, : WIDTH // 2] == WHITE).all()
     right = (100, 100, 100) if name == "img_la.png" else GREEN
     assert (pixels[:, WIDTH // 2 :] == right).all()
+
+
+@pytest.mark.parametrize(("depth", "channels"), [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (8, 3), (16, 3)])
+def test_a_transparent_colour_becomes_white_at_every_depth(
+    tmp_path: Path, depth: int, channels: int
+) -> None:  # case 70
+    largest = (1 << depth) - 1
+    key, other = (largest * 3 // 8,) * channels, (largest // 2 + 1,) * channels
+    write_keyed_png(tmp_path / "keyed.png", depth, [key, other] * 4, key)
+    pixels = decode_image(tmp_path / "keyed.png")[0]
+    assert (pixels[::2] == WHITE).all()
+    assert np.abs(pixels[1::2].astype(int) - 255 * other[0] // largest).max() <= 1
 
 
 def test_sixteen_bits_are_scaled_and_not_clipped(cases: Path) -> None:  # case 70

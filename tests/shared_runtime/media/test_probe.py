@@ -10,6 +10,7 @@ from shared_runtime.media.probe import Role
 from shared_schema.encode import ReferenceKind
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import CanvasLimits, MediaCaps, ReferenceLimits
+from tests.cases.videos import Recipe, constant, hide_frames, write_video
 
 TINY = CanvasLimits(short_edge=64, max_pixels=8192, reference_short_edge=64)
 
@@ -136,6 +137,25 @@ def test_bytes_are_capped_by_kind(cases: Path) -> None:
 
 def test_what_fails_in_the_middle_passes_here(cases: Path) -> None:  # case 12
     assert look(cases / "vid_broken_middle.mp4").frames == 120
+
+
+def test_frames_that_are_not_shown_do_not_make_a_video_long(cases: Path, tmp_path: Path) -> None:
+    path = tmp_path / "hidden.webm"
+    hide_frames(cases / "vid_webm.webm", path, {0, 14})
+    assert "the last frame cannot be decoded" in refusal(path)
+
+
+def test_a_cut_may_end_in_a_frame_that_is_not_shown(cases: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.webm"
+    hide_frames(cases / "vid_webm.webm", path, range(71))
+    assert look(path).frames == 72
+
+
+def test_what_only_a_decode_from_the_beginning_reads_passes(tmp_path: Path) -> None:
+    path = tmp_path / "open.mp4"
+    options = {"x264-params": "open-gop=1:bframes=8:b-adapt=0", "preset": "veryfast"}
+    write_video(path, Recipe(constant(24, 4), gop=30, sound=None, options=options))
+    assert look(path).frames == 96
 
 
 def totals(*probes: Probe) -> None:

@@ -2,6 +2,8 @@
 
 import struct
 import wave
+from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -9,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shared_runtime.media import decode_audio, decode_video
+from shared_runtime.media import decode_audio, decode_video, probe
 from shared_schema.errors import InvalidRequest
+from shared_schema.tasks import CanvasLimits
 from tests.cases.sounds import RATE, tone, write_wav
 
 
@@ -21,6 +24,11 @@ def plain_stereo(path: Path) -> NDArray[np.float32]:
         parts = [out.to_ndarray() for frame in container.decode(audio=0) for out in resampler.resample(frame)]
         parts += [out.to_ndarray() for out in resampler.resample(None)]
     return np.concatenate(parts, axis=1)
+
+
+def probed(path: Path) -> float | None:
+    """The seconds that are counted for a sound before a job exists."""
+    return probe(path, kind="audio", role="reference", limits=CanvasLimits(), param="x").seconds
 
 
 @pytest.mark.parametrize(
@@ -105,6 +113,46 @@ def test_a_start_cuts_sound_and_picture_together(cases: Path) -> None:
     assert np.array_equal(part, whole[:, 48_000:80_000])
 
 
+def move_sound(source_path: Path, path: Path, moved: Callable[[Fraction], Fraction | None]) -> None:
+    """Copy a video; each packet of its sound is at another moment, or left out."""
+    with av.open(str(source_path)) as source, av.open(str(path), "w") as container:
+        streams = {stream.index: container.add_stream_from_template(stream) for stream in source.streams}
+        for packet in [packet for packet in source.demux() if packet.size]:
+            if packet.stream.type == "audio":
+                moment = moved(packet.pts * packet.time_base)
+                if moment is None:
+                    continue
+                packet.pts = packet.dts = round(moment / packet.time_base)
+            packet.stream = streams[packet.stream.index]
+            container.mux(packet)
+
+
+@pytest.mark.parametrize("name", ["vid_webm.webm", "vid_24fps.mp4", "vid_5_1.mp4", "vid_44k.mp4"])
+def test_a_gap_in_a_sound_is_silence(cases: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    move_sound(cases / name, path, lambda moment: None if 0.5 < moment < 1.5 else moment)
+    whole = decode_video(cases / name, max_frames=362, use_audio=True).waveform
+    sound = decode_video(path, max_frames=362, use_audio=True).waveform
+    assert whole is not None
+    assert sound is not None
+    assert abs(sound.shape[1] - whole.shape[1]) < RATE // 1000
+    assert not sound[:, int(0.6 * RATE) : int(1.4 * RATE)].any()
+    click = np.flatnonzero(np.abs(sound[0, RATE:]) > 0.4)[0]
+    assert abs(click - RATE) < 100
+    found = probe(path, kind="video", role="reference", limits=CanvasLimits(), param="x").audio_seconds
+    assert found == pytest.approx(sound.shape[1] / RATE, abs=0.1)
+
+
+def test_a_gap_without_end_takes_no_memory(cases: Path, tmp_path: Path) -> None:
+    path = tmp_path / "far.webm"
+    move_sound(cases / "vid_webm.webm", path, lambda moment: moment + (10**6 if moment > 2 else 0))
+    sound = decode_video(path, max_frames=96, use_audio=True).waveform
+    assert sound is not None
+    assert sound.shape == (2, 4 * RATE)
+    with pytest.raises(InvalidRequest, match="sound lasts at most 15 seconds, this one 1000002"):
+        probe(path, kind="video", role="reference", limits=CanvasLimits(), param="x")
+
+
 @pytest.mark.parametrize("layout", ["vid_mono.mp4", "vid_5_1.mp4", "vid_44k.mp4"])
 def test_other_layouts_of_a_video_become_stereo(cases: Path, layout: str) -> None:
     sound = decode_video(cases / layout, max_frames=362, use_audio=True).waveform
@@ -126,6 +174,61 @@ def float_wav(path: Path, samples: NDArray[np.float32], rate: int) -> None:
     head = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 3, 1, rate, rate * 4, 4, 32,
                        b"data", len(data))  # fmt: skip
     path.write_bytes(head + data)
+
+
+def wav_of_size(path: Path, source: Path, size: int) -> None:
+    """Copy a WAV that says another size of its data."""
+    content = bytearray(source.read_bytes())
+    at = content.index(b"data") + 4
+    content[at : at + 4] = struct.pack("<I", size)
+    path.write_bytes(content)
+
+
+# By whoever knows none, FFmpeg, and SoX.
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFF000])
+def test_a_wav_that_was_written_to_a_pipe_ends_with_its_file(cases: Path, tmp_path: Path, size: int) -> None:
+    path, source = tmp_path / "pipe.wav", cases / "aud_stereo_44k.wav"
+    wav_of_size(path, source, size)
+    assert np.array_equal(decode_audio(path, max_seconds=15), decode_audio(source, max_seconds=15))
+    assert probed(path) == 5.0
+
+
+def test_a_wav_that_is_shorter_than_it_says_is_refused(cases: Path, tmp_path: Path) -> None:
+    path, source = tmp_path / "cut.wav", cases / "aud_stereo_44k.wav"
+    wav_of_size(path, source, source.stat().st_size)
+    with pytest.raises(InvalidRequest, match="ends early"):
+        decode_audio(path, max_seconds=15)
+
+
+def mp3_without_length(path: Path, *parts: tuple[float, int]) -> None:
+    """Write noise of some seconds at some bits a second each, and nothing that says how long they are together."""
+    content = b""
+    for seconds, bits in parts:
+        options = {"write_xing": "0", "id3v2_version": "0"}
+        with av.open(str(path), "w", options=options) as container:
+            stream = container.add_stream("libmp3lame", rate=RATE, layout="stereo", options={"reservoir": "0"})
+            stream.bit_rate = bits
+            for _ in range(int(seconds * RATE / 1152)):
+                noise = np.random.default_rng(0).uniform(-0.3, 0.3, (2, 1152)).astype(np.float32)
+                frame = av.AudioFrame.from_ndarray(noise, format="fltp", layout="stereo")
+                frame.sample_rate = RATE
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+        content += path.read_bytes()
+    path.write_bytes(content)
+
+
+def test_a_sound_is_as_long_as_it_is_and_not_as_its_first_frames_let_expect(tmp_path: Path) -> None:
+    mp3_without_length(tmp_path / "ten.mp3", (3, 32_000), (7, 320_000))
+    assert probed(tmp_path / "ten.mp3") == pytest.approx(10, abs=0.1)
+
+
+def test_a_sound_that_says_to_be_longer_than_it_is_may_be_too_short(cases: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.mp3"
+    content = (cases / "aud_stereo.mp3").read_bytes()
+    path.write_bytes(content[: len(content) // 4])
+    with pytest.raises(InvalidRequest, match=r"lasts 2 to 15 seconds, this one 1\.2"):
+        probed(path)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])

@@ -94,6 +94,22 @@ def test_a_start_cuts_what_a_whole_decode_gives(cases: Path) -> None:
         frames_of(cases / "vid_24fps.mp4", start_seconds=9.0)
 
 
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx264", {"x264-params": "open-gop=1:bframes=8:b-adapt=0", "preset": "veryfast"}),
+        ("libx265", {"x265-params": "log-level=none:open-gop=1:bframes=8:b-adapt=0:pools=1"}),
+    ],
+)
+def test_a_start_may_lie_between_a_key_frame_and_what_is_shown_before_it(
+    tmp_path: Path, codec: str, options: dict[str, str]
+) -> None:
+    path = tmp_path / "open.mp4"
+    write_video(path, Recipe(constant(24, 4), codec=codec, gop=30, sound=None, options=options))
+    for first in (27, 28, 29, 30, 59, 60, 64):
+        assert numbers(path, start_seconds=first / 24, max_frames=20) == list(range(first, first + 20))
+
+
 def test_frames_are_fitted_before_they_are_kept(cases: Path) -> None:
     clip = decode_video(cases / "vid_30fps.mp4", max_frames=48, use_audio=False, fit=lambda picture: picture[::4, ::4])
     assert clip.frames.shape == (48, 96, 160, 3)
