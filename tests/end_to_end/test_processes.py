@@ -73,6 +73,7 @@ def _socket_inodes(pid: int) -> set[str]:
     return {target[8:-1] for target in targets if target.startswith("socket:[")}
 
 
+@pytest.mark.steady
 def test_there_is_one_slab_and_no_temporary_file_once_jobs_are_done(pair: Pair) -> None:
     pair.completed(pair.submit(TEXT.fields()))
     assert len([path for path in pair.slabs.rglob("*") if path.is_file()]) == 1
@@ -80,6 +81,7 @@ def test_there_is_one_slab_and_no_temporary_file_once_jobs_are_done(pair: Pair) 
     assert pair.temporary_files() == []
 
 
+@pytest.mark.steady
 def test_memory_and_descriptors_stay_where_they_are_over_many_jobs(pair: Pair) -> None:
     # case 5
     fields = {**TEXT.fields(), "num_inference_steps": "2", "size": "32x32"}
