@@ -55,9 +55,13 @@ class Watched:
         ranks = client.get("/health").json()["ranks"]
         return cls(api, tuple(rank["pid"] for rank in ranks))
 
-    def cpu_s(self) -> tuple[float, float]:
-        """Of the API process, and of the ranks together."""
-        return _cpu_s(self.api), sum(_cpu_s(pid) for pid in self.ranks)
+    def api_cpu_s(self) -> float:
+        """Of the API process."""
+        return _cpu_s(self.api)
+
+    def rank_cpu_s(self) -> float:
+        """Of the ranks together."""
+        return sum(map(_cpu_s, self.ranks))
 
 
 def _cpu_s(pid: int) -> float:
@@ -83,17 +87,21 @@ def crowd(url: str, job: str, clients: int, streams: int, found: dict[str, objec
 
 
 def turn(client: httpx.Client, watched: Watched, clip: Clip, clients: int, streams: int) -> Turn:
-    """Make one clip with a crowd around it, from the moment at which the crowd is there."""
+    """Make one clip with a crowd around it.
+
+    The ranks' time is that of the whole job, however long its crowd takes to come; the API's begins when it is there.
+    """
     url = str(client.base_url).rstrip("/")
+    ranks = watched.rank_cpu_s()
     job = client.post("/v1/videos", files=form(clip.fields())).raise_for_status().json()["id"]
     found: dict[str, object] = {}
     with crowd(url, job, clients, streams, found):
-        api, ranks = watched.cpu_s()
+        api = watched.api_cpu_s()
         begun = time.monotonic()
         while (video := client.get(f"/v1/videos/{job}").json())["status"] not in FINAL:
             time.sleep(0.5)
         took = time.monotonic() - begun
-        api_now, ranks_now = watched.cpu_s()
+        api_cpu_s, rank_cpu_s = watched.api_cpu_s() - api, watched.rank_cpu_s() - ranks
     if video["status"] != "completed":
         raise RuntimeError(f"the job ended as {video['status']}: {video['error']}")
     statuses, latencies = found["statuses"], found["latencies_ms"]
@@ -102,7 +110,7 @@ def turn(client: httpx.Client, watched: Watched, clip: Clip, clients: int, strea
     unexpected = {name: count for name, count in statuses.items() if name not in ("200", "stream 200")}
     answered, events = statuses.get("200", 0), found["events"]
     assert isinstance(events, int)
-    return Turn(clients, streams, latencies, answered, events, unexpected, took, api_now - api, ranks_now - ranks)
+    return Turn(clients, streams, latencies, answered, events, unexpected, took, api_cpu_s, rank_cpu_s)
 
 
 def side(turns: list[Turn]) -> dict[str, object]:

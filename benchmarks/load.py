@@ -9,14 +9,14 @@ from pathlib import Path
 import httpx
 
 from benchmarks.figures import spread
-from benchmarks.served import POLL_S, ServedRun, run_job
+from benchmarks.served import POLL_S, ServedRun, run_job, take
 from tests.end_to_end.clips import Clip
 
 
 def measure(client: httpx.Client, clip: Clip, folder: Path, levels: Sequence[int], jobs: int) -> dict[str, object]:
     """Every number of callers in turn, `jobs` clips each and at least three a caller.
 
-    Prompts differ, so that nothing is encoded once for all. Together all callers ask as often as one would alone: the
+    Together all callers ask as often as one would alone: the
     pair is measured, not what polling costs it.
     """
     run_job(client, clip.fields(), [], folder / "warm.mp4")
@@ -26,8 +26,7 @@ def measure(client: httpx.Client, clip: Clip, folder: Path, levels: Sequence[int
         count = max(jobs, 3 * callers)
 
         def one(number: int, poll_s: float = POLL_S * callers) -> ServedRun:
-            fields = {**clip.fields(), "prompt": f"{clip.prompt} {number}"}
-            return run_job(client, fields, [], folder / f"load{number}.mp4", poll_s)
+            return run_job(client, take(clip, number).fields(), [], folder / f"load{number}.mp4", poll_s)
 
         begun = time.perf_counter()
         with ThreadPoolExecutor(callers) as pool:

@@ -13,6 +13,7 @@ from statistics import correlation, median
 
 import httpx
 
+from benchmarks.served import take
 from shared_schema.videos import FINAL
 from tests.end_to_end.clips import Clip, Medium, form
 
@@ -77,9 +78,7 @@ def measure(client: httpx.Client, media: Path, repeat: int, steps: int | None = 
     medians = []
     for request in (REQ_T, REQ_R):
         clip = request if steps is None else replace(request, num_inference_steps=steps)
-        # Another prompt each time: a conditioning that is kept would leave out the encoding.
-        clips = [replace(clip, prompt=f"{clip.prompt}, take {take}") for take in range(WARM_UP + repeat)]
-        runs = [watch(client, each, media) for each in clips][WARM_UP:]
+        runs = [watch(client, take(clip, number), media) for number in range(WARM_UP + repeat)][WARM_UP:]
         found = [straightness(points) for points in runs]
         medians.append(median(found))
         figures[clip.name] = {

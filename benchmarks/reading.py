@@ -2,6 +2,7 @@
 
     python -m benchmarks.reading [--json FILE]        the table; fails where a row of ours is worse than every model's
     python -m benchmarks.reading --write              puts the table into CONTRIBUTING.md
+    python -m benchmarks.reading --models-only        without SGLang, whose column decides nothing: needs no network
 
 The models are measured as they are installed here. The serving layer of SGLang is read from its wheel, which is
 downloaded, unpacked and never run (`--wheel FILE` uses one that is there).
@@ -248,8 +249,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help=f"the wheel of {PEER}")
     parser.add_argument("--write", action="store_true", help="put the table into CONTRIBUTING.md")
+    parser.add_argument("--models-only", action="store_true", help=f"leave {PEER} out, which is downloaded")
     arguments = parser.parse_args()
-    columns = {"ours": ours(), **{name: installed(name) for name in MODELS}, PEER: peer(arguments.wheel)}
+    if arguments.write and arguments.models_only:
+        parser.error("--write puts the whole table down: not without a column")
+    columns = {"ours": ours(), **{name: installed(name) for name in MODELS}}
+    if not arguments.models_only:
+        columns[PEER] = peer(arguments.wheel)
     print(table(columns))
     if arguments.json:
         figures = {name: asdict(each) for name, each in columns.items()}

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from benchmarks import clients, progress, stored
 from benchmarks import load as callers
 from benchmarks.figures import provenance, spread, stage_medians, write_json
 from benchmarks.one_process import OneProcess, one_process
-from benchmarks.served import ServedRun, run_job
+from benchmarks.served import ServedRun, run_job, take
 from shared_runtime.tiny import tiny_checkpoint
 from tests.end_to_end.clips import Clip, Medium
 from video_client.pair import Pair, PairSettings, free_ports
@@ -93,8 +94,9 @@ def measure(client: httpx.Client, alone: OneProcess, clip: Clip, media: Path, re
     """Warm both sides, then take turns, so that whatever else the machine does falls on both."""
     sides = Sides()
     for n in range(repeat + 1):
-        run = run_job(client, clip.fields(), clip.parts(media), media / "served.mp4")
-        alone.start(clip)
+        each = take(clip, n)
+        run = run_job(client, each.fields(), each.parts(media), media / "served.mp4")
+        alone.start(each)
         seconds = alone.answer()["seconds"]
         if n == 0:
             continue
@@ -105,14 +107,17 @@ def measure(client: httpx.Client, alone: OneProcess, clip: Clip, media: Path, re
 
 
 def load(client: httpx.Client, clip: Clip, media: Path, jobs: int, concurrency: int) -> Sides:
-    """Many jobs, some at once: what a caller waits under load."""
-    run_job(client, clip.fields(), clip.parts(media), media / "warm.mp4")
+    """Many jobs, some at once: what a caller waits under load. The first one is not counted."""
+    # Of a pair that runs on: what an earlier run has left in its cache is another run's.
+    clip = replace(clip, prompt=f"{clip.prompt}, run {uuid.uuid4().hex}")
 
     def one(number: int) -> ServedRun:
-        return run_job(client, clip.fields(), clip.parts(media), media / f"load{number}.mp4")
+        each = take(clip, number)
+        return run_job(client, each.fields(), each.parts(media), media / f"load{number}.mp4")
 
+    one(0)
     with ThreadPoolExecutor(concurrency) as pool:
-        return Sides(served=list(pool.map(one, range(jobs))))
+        return Sides(served=list(pool.map(one, range(1, jobs + 1))))
 
 
 def show(name: str, figures: dict[str, object]) -> None:

@@ -1,13 +1,13 @@
 """One job through the public API as a client lives it: POST, poll, download, and what the job says of its stages."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 
 from diffusion_service.mux import check_clip
-from tests.end_to_end.clips import FilePart, form
+from tests.end_to_end.clips import Clip, FilePart, form
 
 POLL_S = 0.02
 
@@ -31,13 +31,18 @@ class ServedRun:
         return self.total_s - sum(whole)
 
 
+def take(clip: Clip, number: object) -> Clip:
+    """The same clip with other words: a conditioning that is kept would leave out the encoding."""
+    return replace(clip, prompt=f"{clip.prompt}, take {number}")
+
+
 def run_job(
     client: httpx.Client, fields: dict[str, str], parts: list[FilePart], out: Path, poll_s: float = POLL_S
 ) -> ServedRun:
     """Make one clip, asking after it every `poll_s`, and check that its file decodes.
 
     Raises:
-        RuntimeError: refused, failed, or not the clip that was asked for.
+        RuntimeError: refused, failed, not encoded for it, or not the clip that was asked for.
     """
     begun = time.perf_counter()
     answer = client.post("/v1/videos", files=form(fields, parts))
@@ -50,6 +55,8 @@ def run_job(
         video = client.get(f"/v1/videos/{video['id']}").json()
     if video["status"] != "completed":
         raise RuntimeError(f"job {video['id']} is {video['status']}: {video['error']}")
+    if video["conditioning_cache"] == "hit":
+        raise RuntimeError(f"job {video['id']} was not encoded: its words and media are those of an earlier one")
     data = client.get(f"/v1/videos/{video['id']}/content").content
     total = time.perf_counter() - begun
     out.write_bytes(data)

@@ -42,7 +42,7 @@ class Plan:
     devices: int
     tiny: bool
     long: bool
-    """Also what takes half a minute on one GPU."""
+    """Also what takes a minute on one GPU."""
 
     @property
     def layers(self) -> int:

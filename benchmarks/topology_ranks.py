@@ -198,7 +198,7 @@ class BenchRank:
 
         self._device.reset_peak()
         before = self._device.memory().get("held_gib", 0.0)
-        first = self._timed(comm, step, 1) if command.repeats > 1 else []
+        first = self._timed(comm, step, 1)
         figures: dict[str, Any] = {
             "rows": case.rows,
             "ready_s": round(ready, 1),

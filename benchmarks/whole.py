@@ -28,7 +28,7 @@ from benchmarks.figures import provenance, spread, stage_medians, write_json
 from benchmarks.one_process import one_process
 from benchmarks.released import checkpoint
 from benchmarks.serve import own_pair
-from benchmarks.served import ServedRun, run_job
+from benchmarks.served import ServedRun, run_job, take
 from tests.end_to_end.clips import Clip, form
 
 POLL_S = 0.05
@@ -113,8 +113,8 @@ def served(client: httpx.Client, clip: Clip, folder: Path, repeat: int, uncounte
     """Runs of one clip, after some that are not counted."""
     runs: list[ServedRun] = []
     for number in range(uncounted + repeat):
-        take = replace(clip, prompt=f"{clip.prompt}, take {number}")
-        run = run_job(client, take.fields(), [], folder / "served.mp4")
+        fresh = take(clip, f"{number} of {clip.num_inference_steps} points")
+        run = run_job(client, fresh.fields(), [], folder / "served.mp4")
         print(f"  served {run.total_s:.2f} s: {run.stages_s}", flush=True)
         runs += [run] if number >= uncounted else []
     return {

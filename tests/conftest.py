@@ -1,5 +1,6 @@
 """What the tests of every package share: the folder of fixture files."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from tests.ranks import Ranks, rank_groups
 # How long an example takes says something of the machine and nothing of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_configure() -> None:
+    """Whoever ends the tests by TERM ends them as Ctrl-C does: fixtures stop the services that they have started."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -143,6 +143,7 @@ def test_time_and_span_are_those_of_the_file_and_belong_to_its_job(
     assert other.spans == []
 
 
+@pytest.mark.steady
 def test_fifty_files_whole_or_not_leave_one_thread(alone: RankComm, tmp_path: Path, go: threading.Event) -> None:
     go.set()
     finisher = Finisher()

@@ -117,6 +117,7 @@ FRAMES = 124 * 64 * 96 * 3
 """Bytes of the fixture's video on its canvas."""
 
 
+@pytest.mark.steady
 def test_of_several_videos_no_more_frames_are_on_the_host_than_of_the_largest(
     text_alone: EncoderPipeline, cases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_of_several_videos_no_more_frames_are_on_the_host_than_of_the_largest(
     assert three.most < alone.most + FRAMES / 4
 
 
+@pytest.mark.steady
 def test_where_frames_wait_on_the_host_for_the_vae_each_goes_when_it_is_encoded(
     pipeline: EncoderPipeline, cases: Path
 ) -> None:

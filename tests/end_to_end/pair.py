@@ -242,7 +242,7 @@ class Pair:
         wrong = []
         for service in (self.diffusion, self.encoder):
             if service.process is not None and service.process.poll() is None:
-                wrong += _stopped_wrongly(service)
+                wrong += stopped_wrongly(service)
         deadline = time.monotonic() + GONE_S
         while (left := self.leftovers()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -323,7 +323,8 @@ def _deploy_file(base: str, service: Mapping[str, object]) -> str:
     return "\n".join([f"base_config: {base}", "service:", *lines, ""])
 
 
-def _stopped_wrongly(service: Service) -> list[str]:
+def stopped_wrongly(service: Service) -> list[str]:
+    """Stop it by TERM; what was wrong about that."""
     try:
         code = service.stop()
     except subprocess.TimeoutExpired:

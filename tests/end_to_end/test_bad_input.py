@@ -73,6 +73,7 @@ def test_sync_refuses_bad_files_with_the_same_words(pair: Pair, cases: Path) -> 
 
 
 @pytest.mark.parametrize("bad", BOMBS, ids=lambda bad: bad.name)
+@pytest.mark.steady
 def test_a_bomb_is_refused_before_memory_is_spent(pair: Pair, cases: Path, bad: Bad) -> None:
     # case 67
     before = processes.forget_peak(pair.diffusion.pid)
@@ -131,6 +132,7 @@ def test_a_page_after_nobody_is_refused(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
+@pytest.mark.steady
 def test_an_endless_upload_is_cut_off_while_it_streams(pair: Pair, chunked: bool) -> None:
     # case 14
     before = processes.forget_peak(pair.diffusion.pid)

@@ -73,6 +73,7 @@ def _socket_inodes(pid: int) -> set[str]:
     return {target[8:-1] for target in targets if target.startswith("socket:[")}
 
 
+@pytest.mark.steady
 def test_there_is_one_slab_and_no_temporary_file_once_jobs_are_done(pair: Pair) -> None:
     pair.completed(pair.submit(TEXT.fields()))
     assert len([path for path in pair.slabs.rglob("*") if path.is_file()]) == 1
@@ -80,18 +81,22 @@ def test_there_is_one_slab_and_no_temporary_file_once_jobs_are_done(pair: Pair) 
     assert pair.temporary_files() == []
 
 
+@pytest.mark.steady
 def test_memory_and_descriptors_stay_where_they_are_over_many_jobs(pair: Pair) -> None:
     # case 5
     fields = {**TEXT.fields(), "num_inference_steps": "2", "size": "32x32"}
     pids = processes.marked(pair.mark)
-    for _ in range(3):
-        pair.completed(pair.submit(fields))
-    before = {pid: (processes.resident_mib(pid), open_descriptors(pid)) for pid in pids}
-    for _ in range(8):
-        pair.completed(pair.submit(fields))
+
+    def make(jobs: int) -> dict[int, tuple[float, int]]:
+        for _ in range(jobs):
+            pair.completed(pair.submit(fields))
+        return {pid: (processes.resident_mib(pid), open_descriptors(pid)) for pid in pids}
+
+    # Allocators have what they need after some ten jobs; a rank was then seen to hold up to 9 MiB more or less.
+    before, after = make(20), make(20)
     for pid, (mib, descriptors) in before.items():
-        assert processes.resident_mib(pid) - mib < 32, processes.command_line(pid)
-        assert open_descriptors(pid) - descriptors < 8, processes.command_line(pid)
+        assert after[pid][0] - mib < 16, processes.command_line(pid)
+        assert after[pid][1] - descriptors < 8, processes.command_line(pid)
 
 
 def open_descriptors(pid: int) -> int:

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.end_to_end import processes
 from tests.end_to_end.clips import EQUAL_CLIPS, TEXT
-from tests.end_to_end.pair import Pair, Service, free_port, make_pair
+from tests.end_to_end.pair import Pair, Service, free_port, make_pair, stopped_wrongly
 from tests.end_to_end.test_conditioning_cache import metric
 
 pytestmark = pytest.mark.slow
@@ -31,9 +32,8 @@ def two(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[
         wait_trusted(pair, pair.encoder, second)
         yield pair, second
     finally:
-        if second.process is not None and second.process.poll() is None:
-            second.stop()
-        wrong = pair.close()
+        lives = second.process is not None and second.process.poll() is None
+        wrong = [*(stopped_wrongly(second) if lives else ()), *pair.close()]
         shutil.rmtree(pair.slabs)
     assert not wrong, "\n".join([*wrong, pair.tails(), second.tail()])
 
@@ -72,6 +72,12 @@ def test_an_encoder_that_is_away_is_passed_by(two: tuple[Pair, Service], cases: 
     assert pushed(second) > before
 
 
+def busy(service: Service) -> bool:
+    """Whether its ranks have been told to do something."""
+    ranks = httpx.get(f"{service.url}/health", timeout=5).json()["ranks"]
+    return all(rank["state"] == "busy" for rank in ranks)
+
+
 def wait_trusted(pair: Pair, *encoders: Service) -> None:
     """Return when the diffusion service's last word on each of them is that it is ready."""
     for encoder in encoders:
@@ -91,6 +97,7 @@ def test_jobs_encoded_ahead_survive_the_death_of_their_encoder(two: tuple[Pair, 
     pair.wait_phase(running, "denoising")
     with processes.frozen([*pair.encoder.rank_pids(), *second.rank_pids()]):
         ahead = submit(pair, cases, "ahead 1", "ahead 2", "ahead 3")
+        processes.wait_until(lambda: busy(pair.encoder) and busy(second), 30, "each encoder is at a job")
         processes.wait_until(lambda: pair.video(running)["progress"], 30, "the running job goes on")
         pair.encoder.kill()
         second.kill()
@@ -98,6 +105,5 @@ def test_jobs_encoded_ahead_survive_the_death_of_their_encoder(two: tuple[Pair, 
     for service in (pair.encoder, second):
         service.start()
     pair.wait_ready()
-    for job in ahead:
-        video = pair.completed(job)
-        assert video["attempt"] in (1, 2)
+    # Two had lost the encoder that was at them; the third one still waited for one.
+    assert sorted(int(str(pair.completed(job)["attempt"])) for job in ahead) == [1, 2, 2]

@@ -16,7 +16,6 @@ GATES = "FAULT_GATES"
 PHASES = ("idle", "encoding", "encoded", "pushing", "denoising", "decoding")
 PROCESSES = ("encoder-tp0", "encoder-tp1", "encoder-api", "diffusion-u0", "diffusion-u1", "diffusion-api")
 SIGNALS = ("KILL", "STOP")
-TYPED = {"encoder_unavailable", "worker_died", "transfer_failed", "timeout"}
 STATED_S = 60.0
 """From a fault to a final job: detection within 3 s limits, a restart, and the job itself, on a busy machine."""
 
@@ -31,6 +30,17 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.signal}-{self.process}-{self.phase}"
+
+    @property
+    def api(self) -> bool:
+        """Whether it strikes an API process, not a rank."""
+        return self.process.endswith("-api")
+
+    @property
+    def costs_an_attempt(self) -> bool:
+        """Whether the job loses who works on it, or who keeps it; an API process that is stopped goes on."""
+        at_it = ("diffusion",) if self.phase in ("denoising", "decoding") else ("encoder", "diffusion-api")
+        return self.phase != "idle" and self.process.startswith(at_it) and not (self.api and self.signal == "STOP")
 
 
 def in_ci() -> list[Fault]:
@@ -100,7 +110,7 @@ def strike(pair: Pair, fault: Fault) -> None:
     """Do it; a stopped API process goes on after longer than any limit, a killed one is started again."""
     pid = pid_of(pair, fault.process)
     os.kill(pid, getattr(signal, f"SIG{fault.signal}"))
-    if not fault.process.endswith("-api"):
+    if not fault.api:
         return
     service = service_of(pair, fault.process)
     if fault.signal == "STOP":

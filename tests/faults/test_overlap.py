@@ -192,6 +192,7 @@ def test_a_file_that_is_never_finished_is_noticed_while_the_next_job_makes_steps
     assert spread.completed(first)["attempt"] == 2
 
 
+@pytest.mark.steady
 def test_fifty_jobs_leave_neither_threads_nor_memory(spread: Pair, gates: Gates, digest: Digest) -> None:
     fields = {**TEXT.fields(), "num_inference_steps": "2"}
     # Allocators have what they need after some ten; 250 more were seen to take nothing.

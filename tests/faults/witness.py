@@ -58,7 +58,7 @@ class Witness:
             "queued",
         )
         if same_run and _number(video["progress"]) < _number(before["progress"]) and video["status"] not in FINAL:
-            self.note(f"progress of {job} fell: {_short(before)} -> {_short(video)}")
+            self.complain(f"progress of {job} fell: {_short(before)} -> {_short(video)}")
         if _number(video["attempt"]) < _number(before["attempt"]):
             self.complain(f"attempts of {job} fell: {_short(before)} -> {_short(video)}")
 

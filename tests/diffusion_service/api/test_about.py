@@ -21,6 +21,8 @@ def test_models_are_the_served_names(tmp_path: Path) -> None:
 def test_limits_hold(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         limits = (await served.client.get("/v1/limits")).json()
+        assert set(limits["size"]["by_aspect_ratio"]) == {"16:9", "9:16", "1:1", "4:3", "3:4", "21:9"}
+        assert limits["length"]["num_frames"] == [*range(107, 363, 17)]
         for size in limits["size"]["by_aspect_ratio"].values():
             assert (await served.post({"prompt": "x", "size": size})).json()["size"] == size
         for frames in limits["length"]["num_frames"]:

@@ -188,6 +188,7 @@ def test_a_job_that_ended_before_events_were_kept_shows_its_end(tmp_path: Path) 
 
 
 def test_silence_is_broken_by_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert streams.COMMENT_S == 15
     monkeypatch.setattr(streams, "COMMENT_S", 0.05)
 
     async def body(served: Served, client: httpx.AsyncClient) -> None:

@@ -151,6 +151,7 @@ def test_a_body_that_is_not_what_it_says_is_400(tmp_path: Path, kind: str, body:
         ("application/x-www-form-urlencoded", b"a=", b"&" * 65536, 0, 5),
     ],
 )
+@pytest.mark.steady
 def test_an_endless_body_ends_at_its_cap(
     tmp_path: Path, kind: str, start: bytes, piece: bytes, least_mib: int, most_mib: int
 ) -> None:  # case 14
@@ -197,6 +198,7 @@ def test_too_many_files_or_fields_are_400(tmp_path: Path) -> None:
         read(tmp_path / "c", "application/x-www-form-urlencoded", [b"a=1&" * 7])
 
 
+@pytest.mark.steady
 def test_long_urls_of_a_json_body_cost_no_memory(tmp_path: Path) -> None:
     data = random.Random(3).randbytes(MIB)
     url = "data:video/mp4;base64," + base64.b64encode(data).decode()

@@ -131,6 +131,7 @@ def test_a_client_that_leaves_leaves_a_whole_job_or_none(  # case 6
 
 
 @pytest.mark.parametrize("length", [f"Content-Length: {2048 * MIB}", "Transfer-Encoding: chunked"])
+@pytest.mark.steady
 def test_an_endless_upload_is_413_while_it_streams(tmp_path: Path, length: str) -> None:  # case 14
     async def body(served: Served, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

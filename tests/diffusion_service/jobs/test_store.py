@@ -330,6 +330,23 @@ def test_the_same_request_is_one_job(check: Callable[[Check], None]) -> None:
     check(body)
 
 
+@pytest.mark.parametrize(
+    ("claim", "known_s"),
+    [(Idempotency(None, "d1", retry=True), 600), (Idempotency("once", "d1", retry=False), 86_400)],
+    ids=["repeated by a client library", "with a key"],
+)
+def test_a_request_is_known_again_for_so_long(
+    check: Callable[[Check], None], claim: Idempotency, known_s: float
+) -> None:
+    async def body(store: JobStore) -> None:
+        kept = await store.add(new_job(1, key="a"), 10, claim=claim)
+        for number, after_s, known in ((2, known_s - 1, True), (3, known_s + 1, False)):
+            again = new_job(number, key="a").model_copy(update={"created_at": kept.created_at + after_s})
+            assert ((await store.add(again, 10, claim=claim)).id == kept.id) is known
+
+    check(body)
+
+
 def test_a_webhook_is_due_at_the_end_and_in_one_pair_of_hands(check: Callable[[Check], None]) -> None:
     async def body(store: JobStore) -> None:
         jobs = [new_job(n).model_copy(update={"webhook": Webhook(url="http://hook")}) for n in (1, 2)]

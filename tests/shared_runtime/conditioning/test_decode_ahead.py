@@ -79,6 +79,7 @@ def test_small_files_are_decoded_beside_each_other_whatever_the_largest_is() -> 
         assert sorted(ahead.take(lambda: None) for _ in range(4)) == [0, 1, 2, 3]
 
 
+@pytest.mark.steady
 def test_nothing_is_decoded_any_more_when_it_is_over() -> None:
     decoding = threading.Event()
 

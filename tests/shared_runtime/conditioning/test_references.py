@@ -60,6 +60,7 @@ def test_several_files_are_what_each_is_by_itself(cases: Path) -> None:
         assert together.used == alone.used.model_copy(update={"index": number})
 
 
+@pytest.mark.steady
 def test_beats_belong_to_the_thread_that_waits(cases: Path) -> None:
     files = tuple(cases / name for name in MIXED)
     beats: Counter[str] = Counter()
@@ -99,6 +100,7 @@ def test_files_are_decoded_at_the_same_time(cases: Path, monkeypatch: pytest.Mon
     assert len(decode((cases / "img_quad.png", cases / "img_odd.png"))) == 2
 
 
+@pytest.mark.steady
 def test_who_leaves_ends_the_decoding_at_its_next_frame(cases: Path) -> None:
     def leave() -> None:
         raise KeyboardInterrupt

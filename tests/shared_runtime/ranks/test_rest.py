@@ -164,6 +164,7 @@ def test_a_group_that_is_stopped_gently_ends_the_rest_first() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.steady
 def test_fifty_rests_leave_no_thread(two: LivingGroup) -> None:
     async def body(group: ProcessGroup) -> None:
         await group.run(Leave(0.0))
@@ -180,6 +181,7 @@ def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
+@pytest.mark.steady
 def test_what_failed_is_held_neither_by_the_error_nor_by_the_one_it_came_from() -> None:
     class Frames:
         pass

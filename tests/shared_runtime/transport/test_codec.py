@@ -124,6 +124,7 @@ def test_the_largest_and_smallest_finite_values_pass() -> None:
     codec.check_values(codec.gather(slots, SMALL_REF2VA))
 
 
+@pytest.mark.steady
 def test_checking_needs_little_memory() -> None:
     payload = payload_of(GOLDEN_REF2VA, tokens=2_000_000)
     tracemalloc.start()

@@ -176,6 +176,7 @@ def test_one_changed_byte_is_refused_or_is_a_value(at: int, flip: int) -> None:
     assert [slot.shape for slot in read.manifest.slots] == [s.shape for s in payload_of(SMALL_REF2VA).manifest.slots]
 
 
+@pytest.mark.steady
 def test_a_lie_about_sizes_costs_no_memory() -> None:  # case 44
     header, body = split(FILE)
     header[TEXT] = {"dtype": "BF16", "shape": [2**28, TEXT_DIM], "data_offsets": [0, 2**28 * TEXT_DIM * 2]}

@@ -29,6 +29,7 @@ def children() -> str:
     return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
 
 
+@pytest.mark.steady
 def test_a_machine_with_nixl_passes_and_nothing_stays() -> None:
     before = children()
     probe_nixl()

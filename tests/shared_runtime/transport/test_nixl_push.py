@@ -273,6 +273,7 @@ def counts(pid: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.steady
 def test_10_000_transfers_leave_memory_threads_and_files_as_they_were(
     receiver: NixlReceiver, slab: Slab, sender: NixlSender
 ) -> None:

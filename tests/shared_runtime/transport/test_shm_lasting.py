@@ -37,6 +37,7 @@ def transfer(slab: Slab, sender: ShmSender, length: int, turn: int) -> None:
     slab.release(landing)
 
 
+@pytest.mark.steady
 def test_10_000_transfers_leave_memory_threads_and_files_as_they_were(folder: Path, slab: Slab) -> None:
     sender = ShmSender(folder)
     for turn in range(500):

@@ -16,6 +16,14 @@ def service(tmp_path: Path, text: str) -> ServiceSettings:
     return load_deployment(str(file)).service
 
 
+def test_limits_that_nobody_sets() -> None:
+    settings, caps = ServiceSettings(), ServiceSettings().media_caps
+    assert (caps.image_bytes, caps.video_bytes, caps.audio_bytes) == (30 * 2**20, 50 * 2**20, 15 * 2**20)
+    assert (caps.image_pixels, caps.max_side) == (50_000_000, 5760)
+    assert (settings.retention_hours, settings.sync_timeout_s) == (168, 600)
+    assert (settings.stuck_s, settings.dead_s) == (60, 10)
+
+
 def test_hosts_are_names_or_names_with_a_flag(tmp_path: Path) -> None:
     given = service(tmp_path, 'media_hosts: [cdn.test, "*.media.test", {host: 127.0.0.1, private: true}, "::1"]')
     assert given.media_hosts == (
