@@ -3,6 +3,7 @@
 import json
 import stat
 import threading
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,11 @@ def test_a_file_that_breaks_leaves_the_keys_that_were_read(tmp_path: Path, text:
 
 
 def test_a_file_that_breaks_is_complained_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file, now = tmp_path / "keys.json", 0.0
+    file, seconds = tmp_path / "keys.json", count()
     key = add_key(file, "a", ("create",))
-    ring = KeyRing(file, lambda: now)
+    ring = KeyRing(file, lambda: float(next(seconds)))
     file.write_text("{")
-    for now in (1.0, 2.0, 3.0):
+    for _ in range(3):
         assert ring.find(key) is not None
     assert len(caplog.records) == 1
 
