@@ -67,6 +67,9 @@ def test_latent_lengths(frames: int, video: int, audio: int) -> None:
         ("Adaptive", (768, 1344)),
         ("1.0", (768, 768)),
         ("2:1", (704, 1440)),
+        ("8:4", (704, 1440)),
+        ("4:1", (512, 2016)),
+        ("1:4", (2016, 512)),
     ],
 )
 def test_a_ratio_has_its_canvas(ratio: str, canvas: tuple[int, int]) -> None:
@@ -98,7 +101,7 @@ def test_a_canvas_past_the_area_is_legal_only_where_a_ratio_yields_it(limits: Ca
 
 
 @pytest.mark.parametrize(
-    "size", [(1408, 768), (16, 16), (1000, 560), (1344, 0), (99999, 99999), (2048, 256), (-32, 32)]
+    "size", [(1408, 768), (16, 16), (1000, 560), (1344, 0), (99999, 99999), (2048, 256), (256, 2048), (-32, 32)]
 )
 def test_other_sizes_are_refused(size: tuple[int, int]) -> None:  # case 19
     with pytest.raises(ValueError, match=r"picture|width and height"):
@@ -114,10 +117,26 @@ def test_other_sizes_are_refused(size: tuple[int, int]) -> None:  # case 19
         ((1024, 1792), (1344, 768)),
         ((1344, 768), (768, 1344)),
         ((32, 128), (128, 32)),
+        ((128, 32), (32, 128)),
+        ((1152, 896), (896, 1152)),  # the whole area, and no ratio's canvas
     ],
 )
 def test_a_size_has_its_canvas(size: tuple[int, int], canvas: tuple[int, int]) -> None:
     assert tasks.canvas_for_size(*size, RELEASED) == Canvas(*canvas)
+
+
+@pytest.mark.parametrize(
+    ("limits", "size", "encoded"),
+    [
+        (RELEASED, (3000, 1500), (4096, 2048)),
+        (RELEASED, (300, 750), (2048, 5120)),
+        (TINY, (500, 500), (64, 64)),
+    ],
+)
+def test_a_reference_keeps_its_shape_at_the_checkpoints_short_edge(
+    limits: CanvasLimits, size: tuple[int, int], encoded: tuple[int, int]
+) -> None:
+    assert tasks.reference_size(*size, limits) == encoded
 
 
 def test_a_canvas_reads_width_first() -> None:
