@@ -73,6 +73,23 @@ def test_other_schemas_are_refused(words: tuple[int, ...]) -> None:
         Layout.unpack(words)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "version"),
+    [
+        ((BlockKind.IMAGE, BlockKind.VIDEO, BlockKind.SILENT_VIDEO, BlockKind.VIDEO, BlockKind.AUDIO), 2),
+        ((BlockKind.VIDEO, BlockKind.IMAGE), 3),
+        ((BlockKind.AUDIO, BlockKind.SILENT_VIDEO), 3),
+        ((BlockKind.AUDIO, BlockKind.IMAGE), 3),
+    ],
+)
+def test_version_2_is_images_then_videos_then_audios(kinds: tuple[BlockKind, ...], version: int) -> None:
+    assert Layout(Task.REF2VA, 64, 96, 107, tuple(Block(kind) for kind in kinds)).version == version
+
+
+def test_a_block_says_what_kind_of_file_it_came_from() -> None:
+    assert [Block(kind).medium for kind in BlockKind] == ["image", "video", "video", "audio"]
+
+
 def test_version_2_may_not_mix_kinds() -> None:
     words = list(SMALL_REF2VA.pack())
     words[1] = 2
@@ -84,6 +101,7 @@ def test_version_2_may_not_mix_kinds() -> None:
     "layout",
     [
         Layout(Task.T2VA, 768, 1344, 209, (Block(BlockKind.IMAGE, 0, 0, 48, 84),)),
+        Layout(Task.T2VA, 768, 1344, 209, (), (0,)),
         Layout(Task.T2VA, 770, 1344, 209),
         Layout(Task.T2VA, 0, 1344, 209),
         Layout(Task.T2VA, 768, 1344, 90),
@@ -110,7 +128,10 @@ def test_a_layout_that_breaks_a_rule_of_its_task_is_refused(layout: Layout) -> N
         Block(BlockKind.IMAGE, 5, 0, 4, 4),
         Block(BlockKind.IMAGE, 0, 1, 4, 4),
         Block(BlockKind.IMAGE, 0, 0, 3, 4),
+        Block(BlockKind.IMAGE, 0, 0, 4, 3),
+        Block(BlockKind.IMAGE, 0, 0, 0, 4),
         Block(BlockKind.IMAGE, 0, 0, 4, 0),
+        Block(BlockKind.IMAGE, 0, 0, -2, 4),
         Block(BlockKind.SILENT_VIDEO, 5, 7, 4, 4),
         Block(BlockKind.SILENT_VIDEO, 0, 0, 4, 4),
         Block(BlockKind.VIDEO, 0, 7, 4, 4),
