@@ -41,6 +41,44 @@ def test_limits_hold(tmp_path: Path) -> None:
     serve(tmp_path, body)
 
 
+def test_limits_of_media_are_the_released_models(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        limits = (await served.client.get("/v1/limits")).json()
+        mib = 2**20
+        most = {name: limits["bytes"][name] for name in ("max_image", "max_video", "max_audio")}
+        assert most == {"max_image": 30 * mib, "max_video": 50 * mib, "max_audio": 15 * mib}
+        assert limits["max_image_pixels"] == 50_000_000
+        assert limits["references"] == {
+            "max_images": 9,
+            "max_videos": 3,
+            "max_audios": 3,
+            "max_total": 12,
+            "min_seconds": 2.0,
+            "max_seconds": 15.0,
+            "min_fps": 5.0,
+            "max_fps": 120.0,
+            "min_side_px": 256 * 64 / 768,
+            "max_side_px": 5760,
+            "max_aspect": 2.5,
+            "max_keyframe_aspect": 4.0,
+            "image_short_edge_px": 64,
+            "tolerance_seconds": 0.032,
+        }
+
+    serve(tmp_path, body)
+
+
+def test_limits_of_a_clip_are_the_released_models(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        limits = (await served.client.get("/v1/limits")).json()
+        frames = limits["length"].pop("num_frames")
+        assert (len(frames), frames[0], frames[-1]) == (16, 107, 362)
+        assert limits["length"] == {"fps": 24, "min_seconds": 4.0, "max_seconds": 15.0, "default_num_frames": 124}
+        assert limits["num_inference_steps"] == {"min": 2, "max": 200, "default": 4}
+
+    serve(tmp_path, body)
+
+
 def test_the_openapi_document_names_every_field_and_resolves(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         document = (await served.client.get("/openapi.json")).json()

@@ -8,7 +8,7 @@ import pytest
 
 from diffusion_service.api.dataurls import DataUrls
 from diffusion_service.api.fields import Fields, Source
-from diffusion_service.api.plan import Reference, choose_task, plan_payload, plan_video
+from diffusion_service.api.plan import Reference, check_prompt, choose_task, plan_payload, plan_video
 from diffusion_service.api.uploads import FileSink, UploadedFile
 from diffusion_service.jobs.job import VideoPlan
 from shared_runtime.media import Probe
@@ -51,11 +51,24 @@ def test_a_prompt_alone_gets_the_defaults() -> None:  # case 26
     assert (made.model, made.task, made.height, made.width, made.num_frames) == ("tiny", Task.T2VA, 768, 1344, 124)
     assert (made.num_inference_steps, made.flow_shift, made.audio_flow_shift, made.seed) == (4, 12.0, 3.0, 42)
     assert (made.keyframes, made.references, made.prompt) == ((), (), "x")
-    assert made.quality == "lossless"
+    assert (made.quality, made.num_outputs, made.return_stage_metrics) == ("lossless", 1, False)
 
 
-def test_a_quality_is_kept() -> None:
-    assert plan(quality="high").quality == "high"
+def test_what_a_request_says_goes_before_the_defaults() -> None:
+    made = plan(quality="high", num_inference_steps=9, flow_shift=5, num_outputs_per_prompt=3, user="me")
+    assert (made.quality, made.num_inference_steps, made.flow_shift) == ("high", 9, 5.0)
+    assert (made.num_outputs, made.user, made.forwards) == (3, "me", 8)
+    made = plan(extra_params={"flow_shift": 5, "audio_flow_shift": 2}, return_stage_metrics=True)
+    assert (made.flow_shift, made.audio_flow_shift, made.return_stage_metrics) == (5.0, 2.0, True)
+
+
+@pytest.mark.parametrize(("prompt", "optional"), [(None, False), ("", False), (" \n", False), ("", True), (" ", True)])
+def test_a_prompt_has_a_word_and_is_only_absent_where_it_may_be(prompt: str | None, optional: bool) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_prompt(fields({"prompt": prompt}).create, optional=optional)
+    assert caught.value.param == "prompt"
+    check_prompt(fields({"prompt": None}).create, optional=True)
+    check_prompt(fields({}).create, optional=False)
 
 
 @pytest.mark.parametrize(

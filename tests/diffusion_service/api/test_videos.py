@@ -105,6 +105,7 @@ def test_media_come_as_data_urls_in_json(tmp_path: Path, cases: Path) -> None:
         (extra(task="ref2va"), ("vid_nomoov.mp4",), "input_references"),
         (extra(task="t2va"), ("ref1.png",), "input_references"),
         ({"start_time_seconds": "1"}, ("ref1.png",), "start_time_seconds"),
+        (extra(start_time_seconds=1), ("ref1.png",), "extra_params.start_time_seconds"),
         ({}, ("ref1.png",) * 13, "input_references[12]"),
         ({}, ("ref1.png", "aud_15s.wav", "aud_stereo_32k.wav"), "input_references[2]"),
         ({"image_reference": '{"image_url": "http://127.0.0.1:9/"}'}, (), "image_reference"),
