@@ -55,6 +55,7 @@ def test_the_second_is_made_once_the_first_is_decoded_and_no_third() -> None:
         one, two, three = (Stood(name, (0, place)) for place, name in enumerate(("one", "two", "three")))
         line = line_of(one, two, three)
         turns = [asyncio.create_task(line.turn(each)) for each in (two, three)]
+        await asyncio.sleep(0.01)
         line.decode(one)
         await asyncio.sleep(0.01)
         assert [turn.done() for turn in turns] == [True, False]
@@ -81,8 +82,20 @@ def test_what_has_begun_stays_in_the_order_in_which_it_began() -> None:
 def test_the_last_one_ahead_is_none_that_has_begun() -> None:
     begun = Stood("begun", (0, 1), begun=True)
     assert line_of(begun).last_ahead is None
-    ahead = Stood("ahead", (0, 2))
+    ahead, last = Stood("ahead", (0, 2)), Stood("last", (0, 3))
     assert line_of(begun, ahead).last_ahead is ahead
+    assert line_of(begun, ahead, last).last_ahead is last
+
+
+def test_an_empty_line_has_nobody() -> None:
+    line = line_of()
+    assert (line.first, line.ahead, line.last_ahead, line.find("a"), line.blocked_by()) == (None, 0, None, None, None)
+
+
+def test_a_job_is_found_by_its_id_wherever_it_stands() -> None:
+    first, second = Stood("a", (0, 1)), Stood("b", (0, 2))
+    line = line_of(first, second)
+    assert (line.find("a"), line.find("b"), line.find("c")) == (first, second, None)
 
 
 def test_room_is_taken_from_the_last_landed_job_only_while_the_first_cannot_go_on() -> None:
