@@ -10,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from diffusion_service.jobs.job import PlannedReference, VideoPlan
-from diffusion_service.jobs.progress import PER_OUTPUT, STAGES, Course, Pace, Stage, measured, phase_of, units
+from diffusion_service.jobs.progress import (
+    PER_OUTPUT,
+    STAGES,
+    Course,
+    Pace,
+    Stage,
+    by_its_own_pace,
+    measured,
+    phase_of,
+    units,
+)
 from shared_schema.tasks import Task
+from tests.diffusion_service.jobs.made import new_job
 
 PLAN = VideoPlan(
     model="tiny",
@@ -188,8 +199,35 @@ def test_a_first_part_that_is_quick_says_little_of_a_short_stage() -> None:
 
 
 def test_a_first_job_says_nothing_before_it_has_finished_a_part() -> None:
-    assert Course.begin(Pace(), PLAN, 0.0).left(1.0) is None
+    course = Course.begin(Pace(), PLAN, 0.0)
+    assert course.left(1.0) is None
     assert Pace().whole(PLAN) is None
+    left = course.reached("media", 1, 1, 0, 2.0).left(2.0)
+    assert left is not None
+    assert left > 2.0
+
+
+def test_a_stage_that_reports_no_part_took_as_long_as_it_was_until_the_next() -> None:
+    course = Course.begin(Pace(), PLAN, 0.0).reached("transferring", 0, 1, 0, 2.0)
+    assert course.reached("denoising", 0, 8, 0, 5.0).seen["transferring"] == 3.0
+
+
+def test_work_on_references_grows_with_their_pixels_and_their_frames() -> None:
+    video = PlannedReference(kind="video", file="0", sha256="0" * 64, bytes=1, height=100, width=200, frames=50)
+    image = video.model_copy(update={"kind": "image", "frames": None})
+    sound = PlannedReference(kind="audio", file="2", sha256="0" * 64, bytes=1, seconds=3.0)
+    plan = PLAN.model_copy(update={"references": (video, image, sound)})
+    assert units(plan, "vae") == pytest.approx(1.0 + 0.02)
+    assert units(plan, "media") == pytest.approx(1.0 + 1.0 + 0.02)
+    assert units(PLAN, "vae") == 0.0
+
+
+def test_a_job_that_another_service_makes_is_judged_by_its_progress_alone() -> None:
+    begun = new_job().start(1000.0)
+    assert by_its_own_pace(new_job(), 1010.0) is None
+    assert by_its_own_pace(begun, 1010.0) is None
+    assert by_its_own_pace(begun.advance("encoding", 1), 1010.0) == 990.0
+    assert by_its_own_pace(begun.advance("denoising", 25), 1010.0) == 30.0
 
 
 def test_expectations_follow_the_size_and_number_of_clips() -> None:
