@@ -74,6 +74,10 @@ def test_a_key_at_its_limit_waits_and_others_go_on() -> None:
     assert choose(jobs, {"a": 2, "b": 2}, limit=2) is None
 
 
+def test_a_limit_of_one_lets_the_first_job_of_a_key_begin() -> None:
+    assert choose(waiting(("a", 0, "a")), {}, limit=1) == "a"
+
+
 def test_only_a_higher_priority_overtakes_what_is_encoded_ahead() -> None:
     first, urgent, equal = Waiting("a", 1), Waiting("b", 2, 1), Waiting("c", 0)
     assert overtakes(urgent, first)
