@@ -1,4 +1,5 @@
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,17 @@ def test_what_can_never_fit_is_another_error_than_full(slab: Slab) -> None:
 def test_a_lease_is_positive_and_finite(slab: Slab, lease: float) -> None:
     with pytest.raises(ValueError, match="lease"):
         slab.reserve(1, ONE, lease, NOW)
+
+
+def test_a_lease_may_be_shorter_than_a_second(slab: Slab) -> None:
+    assert slab.reserve(1, ONE, 0.25, NOW).deadline == NOW + 0.25
+
+
+def test_a_size_is_rounded_up_to_whole_pages_and_all_of_it_can_be_used(folder: Path) -> None:
+    slab = Slab.create(folder, 2**20 + 1, "test")
+    assert slab.size == slab.path.stat().st_size == 2**20 + PAGE
+    assert slab.view(slab.reserve(slab.largest_landing, ONE, 5.0, NOW)).nbytes == slab.largest_landing
+    slab.close()
 
 
 def test_a_lease_lapses_at_its_deadline_and_only_then(slab: Slab) -> None:  # cases 34, 46
