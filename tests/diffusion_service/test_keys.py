@@ -1,5 +1,6 @@
 """The file of API keys: what it holds, whom it knows, and how it changes under a service that runs."""
 
+import itertools
 import json
 import stat
 import threading
@@ -68,6 +69,15 @@ def test_a_file_that_breaks_leaves_the_keys_that_were_read(tmp_path: Path, text:
     assert ring.find(other) is not None
 
 
+def test_a_file_that_breaks_is_complained_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys.json"
+    key = add_key(file, "a", ("create",))
+    ring = KeyRing(file, itertools.count().__next__)
+    file.write_text("{")
+    assert all(ring.find(key) is not None for _ in range(3))
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -88,6 +98,11 @@ def test_a_file_that_is_none_is_refused_at_start(tmp_path: Path, content: str, s
 def test_a_file_that_is_not_there_says_what_makes_it(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match="keys add"):
         KeyRing(tmp_path / "keys.json")
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match="cannot be written"):
+        add_key(tmp_path / "missing" / "keys.json", "a", ("create",))
 
 
 def test_names_are_names_and_taken_once(tmp_path: Path) -> None:

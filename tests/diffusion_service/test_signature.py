@@ -10,7 +10,12 @@ from openai import InvalidWebhookSignatureError, OpenAI
 from diffusion_service.signature import Signer
 from shared_schema.errors import DeployError
 
-OLD, NEW = (f"whsec_{base64.b64encode(bytes([n]) * 24).decode()}" for n in (1, 2))
+
+def secret_of(length: int, byte: int = 1) -> str:
+    return f"whsec_{base64.b64encode(bytes([byte]) * length).decode()}"
+
+
+OLD, NEW = secret_of(24), secret_of(24, byte=2)
 BODY = '{"type":"video.completed","data":{"prompt":"é"}}'.encode()
 
 
@@ -46,7 +51,14 @@ def test_another_body_or_secret_does_not_verify(tmp_path: Path) -> None:
         check(headers, NEW, BODY + b" ")
 
 
-@pytest.mark.parametrize("text", ["", "plain", "whsec_!!", "whsec_" + base64.b64encode(b"short").decode(), "whsec_é"])
+@pytest.mark.parametrize("length", [24, 64])
+def test_a_secret_has_24_to_64_bytes(tmp_path: Path, length: int) -> None:
+    assert Signer.read(secret_file(tmp_path, secret_of(length))).secrets == (b"\1" * length,)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "plain", "whsec_!!", "whsec_é", f"{OLD}!", OLD.removeprefix("whsec_"), secret_of(23), secret_of(65)]
+)
 def test_a_secret_file_that_holds_none_is_refused_at_start(tmp_path: Path, text: str) -> None:
     with pytest.raises(DeployError, match=r"service\.webhook\.secret_file"):
         Signer.read(secret_file(tmp_path, text))
