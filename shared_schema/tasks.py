@@ -165,7 +165,7 @@ def aspect_ratio(text: str) -> tuple[float, float]:
     except ValueError:
         names = ", ".join(ASPECT_RATIOS)
         raise ValueError(f"an aspect ratio is one of {names}, w:h or a number, not {text!r}") from None
-    if not (width > 0 and height > 0 and 1 / MAX_ASPECT <= width / height <= MAX_ASPECT):
+    if not (height > 0 and 1 / MAX_ASPECT <= width / height <= MAX_ASPECT):
         raise ValueError(f"an aspect ratio is between 1:4 and 4:1, not {text!r}")
     return width, height
 

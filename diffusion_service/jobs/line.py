@@ -72,7 +72,6 @@ class Line(Generic[T]):
         self._jobs.append(job)
         # What has begun is in the order in which it began.
         self._jobs.sort(key=lambda each: (True, each.turn) if not each.begun else (False, (0, 0)))
-        self._move()
 
     def decode(self, job: T) -> None:
         """The ranks are done with it."""

@@ -18,6 +18,7 @@ from diffusion_service.outbound import PinnedClient
 from diffusion_service.signature import Signer
 from diffusion_service.webhooks import Webhooks
 from shared_schema.deploy.service import AllowedHost
+from shared_schema.errors import StoreUnavailable
 from tests.diffusion_service.jobs.made import completed, failed, new_job
 from tests.diffusion_service.receiver import SECRET, Receiver, receiving
 
@@ -146,6 +147,36 @@ def test_a_job_that_goes_on_is_not_told_nor_one_without_a_webhook(run: Callable[
         bench.start()
         await asyncio.sleep(0.1)
         assert bench.receiver.messages == []
+
+    run(body)
+
+
+def test_success_is_any_status_of_the_two_hundreds_and_no_other(run: Callable[..., None]) -> None:
+    async def body(bench: Bench) -> None:
+        bench.receiver.statuses = [300, 299]
+        store = bench.open()
+        job = await bench.ended(store)
+        bench.start()
+        refused = await bench.until(store, job.id, lambda hook: hook.last_status == 300)
+        assert (refused.state, refused.last_error) == ("pending", "the receiver answered 300")
+        bench.now += 5
+        assert (await bench.until(store, job.id, lambda hook: hook.last_status == 299)).state == "delivered"
+
+    run(body)
+
+
+def test_a_database_that_was_away_for_a_moment_keeps_no_message_back(run: Callable[..., None]) -> None:
+    async def body(bench: Bench) -> None:
+        store = bench.open()
+        job, due = await bench.ended(store), store.due_webhooks
+
+        async def away(*_: object) -> list[Job]:
+            store.due_webhooks = due  # type: ignore[method-assign]
+            raise StoreUnavailable("the database is away")
+
+        store.due_webhooks = away  # type: ignore[assignment]
+        bench.start()
+        await bench.until(store, job.id, lambda hook: hook.state == "delivered")
 
     run(body)
 

@@ -98,7 +98,7 @@ TEXT = Clip("t2va", "t2va", "a red ball rolls over grass")
 EQUAL_CLIPS: tuple[Clip, ...] = (
     TEXT,
     Clip("fl2va_first", "fl2va", "the picture comes alive", (FIRST,), height=32, width=64),
-    Clip("fl2va_last", "fl2va", "and ends here", (LAST,), seed=7),
+    Clip("fl2va_last", "fl2va", "and ends here", (LAST,), seed=7, flow_shift=6.0, audio_flow_shift=2.0),
     Clip("fl2va_both", "fl2va", "from the first to the last", (FIRST, LAST), height=64, width=96, num_frames=124),
     Clip("ref2va_image", "ref2va", "<Picture 1> in the rain", (PICTURE,)),
     Clip("ref2va_video", "ref2va", "like <Video 1> with <Audio 1>", (VIDEO,), num_frames=124),

@@ -130,9 +130,7 @@ def test_a_job_that_nobody_owns_is_cancelled_at_once_and_another_ones_owner_is_t
         (new_job().claimed("A").ask_cancel(NOW, RETENTION_S), "cancelled", 1),
     ],
 )
-def test_a_job_whose_owner_is_gone_begins_again_once_unless_nobody_wants_it(
-    job: Job, status: str, attempt: int
-) -> None:
+def test_a_job_whose_owner_is_gone_begins_again_once_if_it_is_wanted(job: Job, status: str, attempt: int) -> None:
     after = job.orphaned(LOST, NOW, RETENTION_S)
     assert (after.status, after.attempt, after.owner) == (status, attempt, None)
     assert after.error == (LOST if status == "failed" else None)

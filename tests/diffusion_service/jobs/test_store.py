@@ -330,19 +330,20 @@ def test_the_same_request_is_one_job(check: Callable[[Check], None]) -> None:
     check(body)
 
 
-@pytest.mark.parametrize(
-    ("claim", "known_s"),
-    [(Idempotency(None, "d1", retry=True), 600), (Idempotency("once", "d1", retry=False), 86_400)],
-    ids=["repeated by a client library", "with a key"],
-)
-def test_a_request_is_known_again_for_so_long(
-    check: Callable[[Check], None], claim: Idempotency, known_s: float
-) -> None:
+def test_a_key_is_known_for_a_day_and_what_a_client_repeats_for_ten_minutes(check: Callable[[Check], None]) -> None:
     async def body(store: JobStore) -> None:
-        kept = await store.add(new_job(1, key="a"), 10, claim=claim)
-        for number, after_s, known in ((2, known_s - 1, True), (3, known_s + 1, False)):
-            again = new_job(number, key="a").model_copy(update={"created_at": kept.created_at + after_s})
-            assert ((await store.add(again, 10, claim=claim)).id == kept.id) is known
+        kept = await store.add(new_job(1), 10, claim=Idempotency("once", "d1", retry=False))
+
+        async def again(number: int, after_s: float, claim: Idempotency) -> bool:
+            late = new_job(number).model_copy(update={"created_at": kept.created_at + after_s})
+            return (await store.add(late, 10, claim=claim)).id == kept.id
+
+        repeat = Idempotency(None, "d1", retry=True)
+        assert await again(2, 599.0, repeat)
+        assert not await again(3, 1.0, Idempotency(None, "d2", retry=True))
+        assert not await again(4, 600.0, repeat)
+        assert await again(5, 86_399.0, Idempotency("once", "d1", retry=False))
+        assert not await again(6, 86_400.0, Idempotency("once", "d2", retry=False))
 
     check(body)
 

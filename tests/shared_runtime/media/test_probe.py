@@ -10,6 +10,7 @@ from shared_runtime.media.probe import Role
 from shared_schema.encode import ReferenceKind
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import CanvasLimits, MediaCaps, ReferenceLimits
+from tests.cases.sounds import RATE, tone, write_wav
 from tests.cases.videos import Recipe, constant, hide_frames, write_video
 
 TINY = CanvasLimits(short_edge=64, max_pixels=8192, reference_short_edge=64)
@@ -50,6 +51,13 @@ def test_what_is_found_in_each_kind(cases: Path) -> None:
     video = look(cases / "vid_rot90.mp4")
     assert video == Probe("video", 384, 640, 120, 24.0, 5.0, True, 5.0)  # case 28
     assert look(cases / "aud_15s.wav") == Probe("audio", seconds=15.0, has_audio=True, audio_seconds=15.0)
+
+
+def test_a_rate_or_a_number_of_channels_that_no_sound_has_is_refused_before_a_job_exists(tmp_path: Path) -> None:
+    write_wav(tmp_path / "slow.wav", tone(5, 1000), 1000)
+    assert "2000 to 768000 samples a second, not 1000" in refusal(tmp_path / "slow.wav")
+    write_wav(tmp_path / "many.wav", tone(5, RATE, (440,) * 17), RATE)
+    assert "1 to 16 channels, not 17" in refusal(tmp_path / "many.wav")
 
 
 def test_a_video_without_its_sound(cases: Path) -> None:

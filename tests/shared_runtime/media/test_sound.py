@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shared_runtime.media import decode_audio, decode_video, probe
 from shared_schema.errors import InvalidRequest
 from shared_schema.tasks import CanvasLimits
-from tests.cases.sounds import RATE, tone, write_wav
+from tests.cases.sounds import RATE, tone, write_coded, write_wav
 
 
 def plain_stereo(path: Path) -> NDArray[np.float32]:
@@ -76,6 +76,30 @@ def test_surround_keeps_its_sides(cases: Path) -> None:
     assert spectrum[1, right] > 20 * spectrum[1, left]
     assert spectrum[0, centre] == pytest.approx(spectrum[0, left] * 0.5**0.5, rel=0.05)
     assert spectrum[0, low] < spectrum[0, left] / 20
+
+
+@pytest.mark.parametrize("sides", ["LRB", "LRLR", "LRBLR", "LRB-LR", "LRB-BLR", "LRB-LRLR"])
+def test_a_file_that_only_counts_its_channels_means_the_usual_layout(tmp_path: Path, sides: str) -> None:
+    frequencies = [300 + 50 * place for place in range(len(sides))]
+    write_wav(tmp_path / "x.wav", tone(3, RATE, tuple(frequencies)), RATE)
+    spectrum = np.abs(np.fft.rfft(decode_audio(tmp_path / "x.wav", max_seconds=3)[:, RATE : 2 * RATE]))
+    left, right = (spectrum[side, frequencies] > spectrum.max() / 20 for side in (0, 1))
+    assert list(left) == [side in "LB" for side in sides]
+    assert list(right) == [side in "RB" for side in sides]
+
+
+def test_a_file_that_names_its_channels_means_those(tmp_path: Path) -> None:
+    silent_front = tone(3, RATE, (440, 440, 60)) * [0, 0, 1]
+    write_coded(tmp_path / "x.wav", "pcm_s16le", silent_front, RATE, layout="2.1")
+    assert not decode_audio(tmp_path / "x.wav", max_seconds=3).any(), "no LFE in stereo"
+
+
+def test_more_channels_than_any_sound_has_are_refused(tmp_path: Path) -> None:
+    write_wav(tmp_path / "16.wav", tone(2, RATE, (440,) * 16), RATE)
+    write_wav(tmp_path / "17.wav", tone(2, RATE, (440,) * 17), RATE)
+    assert decode_audio(tmp_path / "16.wav", max_seconds=3).shape == (2, 2 * RATE)
+    with pytest.raises(InvalidRequest, match="1 to 16 channels, not 17"):
+        decode_audio(tmp_path / "17.wav", max_seconds=3)
 
 
 def test_decoding_stops_at_the_limit(cases: Path) -> None:  # case 67
