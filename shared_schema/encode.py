@@ -1,6 +1,6 @@
 """What the diffusion service asks of the encoder service, and what it is told: the internal HTTP API."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -63,6 +63,10 @@ class UsedReference(Wire):
     audio_seconds: float | None = None
     sha256: str
     """Of the uploaded bytes, hex."""
+
+    def encoded_at(self, width: int, height: int) -> Self:
+        """With the size at which the video VAE encodes it."""
+        return self.model_copy(update={"used_width": width, "used_height": height})
 
 
 class EncodeProgress(Wire):

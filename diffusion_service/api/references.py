@@ -20,7 +20,7 @@ from shared_runtime.transport.codec import check_values
 from shared_runtime.transport.inline import from_safetensors
 from shared_schema.encode import ReferenceKind
 from shared_schema.errors import InvalidRequest, NotServed, PayloadError, TooLarge
-from shared_schema.layout import Layout
+from shared_schema.layout import Block, Layout
 from shared_schema.tasks import (
     CANVAS_MULTIPLE,
     VAE_RATIO,
@@ -107,19 +107,20 @@ def _check_conditions(layout: Layout, limits: ServerLimits) -> None:
     if counts.total() > rules.total or any(counts[medium] > most[medium] for medium in counts):
         said = ", ".join(f"{count} {medium}s" for medium, count in counts.items())
         raise InvalidRequest(f"encoder_output has {said}: more than this server takes", param=ENCODER_OUTPUT)
-    largest = prod(reference_size(1, rules.max_aspect, limits.canvas)) // CANVAS_MULTIPLE**2
     for number, block in enumerate(layout.blocks):
-        if block.medium == "video":
-            fits = is_legal_canvas(Canvas(block.latent_h * VAE_RATIO, block.latent_w * VAE_RATIO), limits.canvas)
-        else:
-            fits = block.visual_rows <= largest or layout.task is Task.FL2VA
-        # One more: a last latent that is begun.
-        if block.latent_t > video_latents(layout.num_frames) or block.audio_t > audio_latents(layout.num_frames) + 1:
-            fits = False
-        if not fits:
+        if not _could_be_made(block, layout.num_frames, limits):
             raise InvalidRequest(
                 f"encoder_output: condition {number} is larger or longer than this model reads", param=ENCODER_OUTPUT
             )
+
+
+def _could_be_made(block: Block, num_frames: int, limits: ServerLimits) -> bool:
+    # A sound may have one more: a last latent that is begun.
+    if block.latent_t > video_latents(num_frames) or block.audio_t > audio_latents(num_frames) + 1:
+        return False
+    largest = prod(reference_size(1, limits.references.max_aspect, limits.canvas)) // CANVAS_MULTIPLE**2
+    canvas = Canvas(block.latent_h * VAE_RATIO, block.latent_w * VAE_RATIO)
+    return is_legal_canvas(canvas, limits.canvas) or (block.medium != "video" and block.visual_rows <= largest)
 
 
 def payload_kinds(fields: Fields, limits: ServerLimits) -> Sequence[ReferenceKind]:

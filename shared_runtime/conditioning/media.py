@@ -98,34 +98,17 @@ class MediaReader:
         state = _state({**values, **pictures})
         run_block(self.blocks[_SIZE], pipeline, state)
         pictures.update(zip(pictures, state.get("keyframes"), strict=True))
-        return _with_size(decoded.used, pictures[name].size)
+        return decoded.used.encoded_at(*pictures[name].size)
 
     def _next(self, pipeline: Pipeline, ahead: Ahead, beat: Beat) -> tuple[TakenReference, UsedReference]:
         """The next reference, taken: nothing of its file stays on the host, unless that is the device."""
-        decoded = self._comm.from_busy_leader(lambda pulse: _as_encoded(ahead.take(pulse)), beat)
+        decoded = self._comm.from_busy_leader(ahead.take, beat)
         reference = decoded.reference
         vision = None if self._look is None or reference.kind == "audio" else self._look(pipeline, reference)
         pixels = pixels_of(reference, pipeline, self._comm.device) if self._for_vae else None
         return TakenReference(
             reference.kind, reference.audio if reference.has_audio else None, vision, pixels
         ), decoded.used
-
-
-def _as_encoded(decoded: Decoded) -> Decoded:
-    """With the size at which it is encoded."""
-    match decoded.reference.kind:
-        case "image":
-            used = _with_size(decoded.used, decoded.reference.image.size)
-        case "video":
-            used = _with_size(decoded.used, decoded.reference.frames.shape[2:0:-1])
-        case "audio":
-            used = decoded.used
-    return Decoded(decoded.reference, used)
-
-
-def _with_size(used: UsedReference, size: tuple[int, int]) -> UsedReference:
-    """With the width and height at which it is encoded."""
-    return used.model_copy(update={"used_width": size[0], "used_height": size[1]})
 
 
 def _state(values: dict[str, Any]) -> PipelineState:

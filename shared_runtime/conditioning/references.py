@@ -117,6 +117,7 @@ def _decode(index: int, path: Path, request: EncodeRequest, fit: _Fit) -> Decode
             used = used.model_copy(update={"width": picture.width, "height": picture.height})
             if request.task is Task.REF2VA:
                 picture = fit.picture(picture)
+                used = used.encoded_at(*picture.size)
             return Decoded(MiniMaxH3ImageReference(image=picture), used)
         case "video":
             video = decode_video(
@@ -131,7 +132,8 @@ def _decode(index: int, path: Path, request: EncodeRequest, fit: _Fit) -> Decode
             if sound is not None:
                 facts["audio_seconds"] = sound.shape[1] / SAMPLE_RATE
             made = MiniMaxH3VideoReference(frames=video.frames, fps=float(FPS), audio=sound, sample_rate=SAMPLE_RATE)
-            return Decoded(made, used.model_copy(update=facts))
+            high, wide = video.frames.shape[1:3]
+            return Decoded(made, used.model_copy(update=facts).encoded_at(wide, high))
         case "audio":
             seconds = num_frames / FPS
             waveform = torch.from_numpy(decode_audio(path, max_seconds=seconds, start_seconds=start, param=param))

@@ -17,7 +17,6 @@ from shared_schema.deploy import combinations as c
 from shared_schema.tasks import Task
 from tests.adapters import made_pairs, shapes_of, write_adapter
 from tests.diffusion_service.rank_jobs import Shop
-from tests.ranks import Ranks
 from tests.shared_schema.deploy.test_combinations import SETTINGS
 
 Group = tuple[c.Choice, ...]
@@ -65,13 +64,6 @@ def test_every_pair_is_refused_or_made() -> None:
     refused = {pair for pair in every_pair() if pair in c.REFUSED}
     assert made | refused == every_pair()
     assert not made & refused
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Iterator[Shop]:
-    made = Shop(tmp_path_factory.mktemp("slab"), ranks)
-    yield made
-    made.slab.close()
 
 
 @pytest.fixture(scope="module")

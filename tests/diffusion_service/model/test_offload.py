@@ -13,7 +13,6 @@ from shared_runtime.device_memory import PageLocker
 from shared_runtime.weights import weight_bytes
 from shared_schema.tasks import Task
 from tests.diffusion_service.rank_jobs import Outcome, Shop, plan
-from tests.ranks import Ranks
 
 PLANS = [(1, 1), (2, 1), (1, 2), (2, 2)]
 MODES: dict[str, dict[str, object]] = {
@@ -22,13 +21,6 @@ MODES: dict[str, dict[str, object]] = {
     "gathered": {"enable_distributed_layerwise_offload": True},
     "rank-local": {"enable_distributed_layerwise_offload": True, "dlo_use_allgather": False, "dlo_resident_layers": 1},
 }
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Any:
-    made = Shop(tmp_path_factory.mktemp("slab"), ranks)
-    yield made
-    made.slab.close()
 
 
 @pytest.fixture(scope="module")

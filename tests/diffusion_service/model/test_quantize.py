@@ -301,13 +301,6 @@ def test_every_rank_quantizes_its_own_part(ranks: Ranks) -> None:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Any:
-    made = Shop(tmp_path_factory.mktemp("slab"), ranks)
-    yield made
-    made.slab.close()
-
-
-@pytest.fixture(scope="module")
 def resident(shop: Shop) -> Outcome:
     return shop.make({}, steps=9)
 

@@ -1,22 +1,12 @@
 """A clip's frames are the same under every parallel plan, but for a level here and there."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from shared_schema.tasks import Task
 from tests.diffusion_service.rank_jobs import FRAMES, SIDE, Outcome, Shop, plan
-from tests.ranks import Ranks
 
 STEPS = 9
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Any:
-    made = Shop(tmp_path_factory.mktemp("slab"), ranks)
-    yield made
-    made.slab.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Forwards are skipped alike under every plan: the same ones, with clips as near to each other as lossless ones."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity
@@ -9,20 +7,12 @@ from torch.nn.functional import cosine_similarity
 from shared_schema.quality import StepCache
 from shared_schema.tasks import Task
 from tests.diffusion_service.rank_jobs import Made, Outcome, Shop, plan
-from tests.ranks import Ranks
 
 STEPS = 31
 SOME = StepCache(threshold=0.12, warm_up_forwards=4, most_in_a_row=1)
 """Of the tiny model's forwards it skips some and computes some after the warm-up."""
 TASKS = frozenset({Task.T2VA, Task.REF2VA})
 """Without conditions, and with those of both streams."""
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Any:
-    made = Shop(tmp_path_factory.mktemp("slab"), ranks)
-    yield made
-    made.slab.close()
 
 
 @pytest.fixture(scope="module")
