@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from shared_runtime.stored import Component, stored_tensors
+from tests.end_to_end import processes
 from tests.end_to_end.bad_requests import GOOD
 from tests.end_to_end.clips import EQUAL_CLIPS, TEXT, Clip
 from tests.end_to_end.pair import Pair, make_pair
@@ -49,7 +50,7 @@ def test_clips_are_those_of_the_full_split(
     references = video["references"]
     assert isinstance(references, list)
     assert [each["index"] for each in references] == list(range(len(clip.media)))
-    assert pair.unfinished_files() == [], "the inputs go with the job"
+    processes.wait_until(lambda: not pair.unfinished_files(), 10, "the inputs go right after the job")
 
 
 def test_a_payload_is_text_alone(pair: Pair, cases: Path) -> None:
