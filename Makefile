@@ -46,7 +46,7 @@ FUZZ_SECONDS ?= 600
 .PHONY: help requirements setup demo serve test faults crash fuzz meaning check
 help:
 	@echo "make setup   make $(VENV) from constraints.txt"
-	@echo "make demo    start both services on random tiny weights, make one clip of each task into demo/, and a picture of them"
+	@echo "make demo    start both services on the small checkpoint that is in the repository, make one clip of each task into demo/, and a picture of them"
 	@echo "make serve   run the pair until Ctrl-C: encoder on 8001, diffusion on 8000 (MODEL= DEPLOY= OVERRIDES= LORA= TASK= PORT= ENCODER_PORT=)"
 	@echo "make test    run the tests but the slow ones, which .ci/run adds (TESTS=tests/shared_schema for a part)"
 	@echo "make faults  kill and stop every process of a pair in every phase (.ci/run faults: a part of it)"

@@ -71,6 +71,7 @@ def main() -> None:
     given = parser("dit", begins=True)
     given.add_argument("--partition", choices=PARTITIONS, required=True)
     given.add_argument("--examples", type=int, help="how many to put together; the partition's own number")
+    given.add_argument("--rate", type=float, default=RATE, help="the highest learning rate")
     arguments = given.parse_args()
     options, partition = options_of(arguments), arguments.partition
     world, groups = examples(options, partition, arguments.examples or EXAMPLES[partition])
@@ -78,7 +79,7 @@ def main() -> None:
         wait_for(options.start_from)
     model = begun(partition, options.start_from).to(options.device)
     packed = Packed(compiled(model, options))
-    course = Course(partition, options, model, RATE, list(model.parameters()))
+    course = Course(partition, options, model, arguments.rate, list(model.parameters()))
     lesson = Lesson(packed, world, groups, options)
     course.run(lesson, lambda: write_component(options.checkpoint, partition, model))
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared_runtime.demo.scene import Scene, draw
+from shared_runtime.demo.scene import Motion, Scene, draw
 from shared_runtime.demo.world import coverage, paint, palette, sound, track
 from shared_schema.tasks import FPS
 
@@ -17,10 +17,15 @@ PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """The released VAE's pixel convention."""
 
 
-def scenes(count: int, seed: int) -> list[Scene]:
-    """So many scenes of the combinations that are trained on."""
+def scenes(count: int, seed: int, often: Motion | None = None) -> list[Scene]:
+    """So many scenes of the combinations that are trained on; every second one moves as is shown `often`."""
     random = np.random.default_rng(seed)
-    return [draw(random, unseen=False) for _ in range(count)]
+    found: list[Scene] = []
+    while len(found) < count:
+        scene = draw(random, unseen=False)
+        if often is None or len(found) % 2 == 0 or scene.motion is often:
+            found.append(scene)
+    return found
 
 
 def clips(

@@ -1,6 +1,6 @@
 """Stage `video_decoder`: the video VAE's decoder goes on by itself, from latents that are made once.
 
-    python -m training.video_decoder --out DIR --minutes 30 --start-from training/begun/vae
+    python -m training.video_decoder --out DIR --minutes 30 --start-from shared_runtime/demo/checkpoint/vae
 
 The encoder's convolutions are most of what a step of `training.video_vae` costs, nine tenths of it on a CPU. It stays
 as it is here, and so does everything that was learned from its latents.

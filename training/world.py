@@ -15,7 +15,7 @@ from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
-from shared_runtime.demo.scene import Scene
+from shared_runtime.demo.scene import Motion, Scene
 from shared_schema.tasks import audio_latents
 from training import geometry
 from training.course import Options, options_of, parser
@@ -82,7 +82,7 @@ def encode_pictures(vae: Any, many: list[Scene], device: torch.device) -> list[t
         part = many[start : start + BATCH]
         pixels = normalised(clips(part, [0] * len(part), geometry.FRAMES, SIZE, device))
         for place, cut in enumerate((pixels, pixels[:, :, :1], pixels[:, :, LAST:])):
-            found[place].append(vae.encode(cut, return_dict=False)[0].mode().cpu())
+            found[place].append(vae.encode(cut, return_dict=False)[0].mode().float().cpu())
     return [torch.cat(each) for each in found]
 
 
@@ -110,21 +110,23 @@ def make_certain(vae: Any) -> None:
     vae.quant_conv.bias[half:] = LEAST_LOG_VARIANCE
 
 
-def encode(options: Options, count: int) -> World:
-    """Draw and encode so many clips, and set the VAEs' spreads from them."""
-    many, folder = scenes(count, options.seed + 1), options.checkpoint
+def encode(options: Options, many: list[Scene], *, known: bool = False) -> World:
+    """Encode these clips, and set the VAEs' spreads from them, where they are not `known` already."""
+    folder = options.checkpoint
     vae, audio_vae = (read_component(folder, name).to(options.device).eval() for name in ("vae", "audio_vae"))
     make_certain(vae)
-    pictures = encode_pictures(vae, many, options.device)
+    with torch.autocast(options.device.type, torch.bfloat16, enabled=options.half):
+        pictures = encode_pictures(vae, many, options.device)
     heard = encode_sounds(audio_vae, many, options.device, os.cpu_count() or 1)
-    mean, std = spread(pictures[0], 1)
-    audio_mean, audio_std = spread(heard, 2)
-    for name, module, values in (("vae", vae, (mean, std)), ("audio_vae", audio_vae, (audio_mean, audio_std))):
-        module.register_to_config(latents_mean=values[0], latents_std=values[1])
-        write_component(folder, name, module)
-    scale = [torch.tensor(each).view(1, -1, 1, 1, 1) for each in (mean, std)]
+    if not known:
+        for name, module, found in (("vae", vae, spread(pictures[0], 1)), ("audio_vae", audio_vae, spread(heard, 2))):
+            module.register_to_config(latents_mean=found[0], latents_std=found[1])
+            write_component(folder, name, module)
+    scale, audio_scale = (
+        [torch.tensor(values).view(shape) for values in (module.config.latents_mean, module.config.latents_std)]
+        for module, shape in ((vae, (1, -1, 1, 1, 1)), (audio_vae, (1, 1, -1, 1)))
+    )
     video, first, last = (rows((each - scale[0]) / scale[1]).half() for each in pictures)
-    audio_scale = [torch.tensor(each).view(1, 1, -1, 1) for each in (audio_mean, audio_std)]
     heard = ((heard - audio_scale[0]) / audio_scale[1]).transpose(2, 3).half()
     sound = heard[:, :, : audio_latents(geometry.FRAMES)].flatten(1, 2)
     return World(many, video, sound, heard[:REFERENCE_CLIPS].flatten(1, 2), first, last)
@@ -152,9 +154,12 @@ def main() -> None:
     """Encode the world."""
     given = parser("world")
     given.add_argument("--clips", type=int, default=8192)
+    given.add_argument("--often", type=Motion, choices=list(Motion), help="what every second clip shows")
+    given.add_argument("--known", action="store_true", help="the means and spreads that partitions learned with stay")
     arguments = given.parse_args()
     options = options_of(arguments)
-    write_world(options.out / "world", encode(options, arguments.clips))
+    many = scenes(arguments.clips, options.seed + 1, arguments.often)
+    write_world(options.out / "world", encode(options, many, known=arguments.known))
 
 
 if __name__ == "__main__":

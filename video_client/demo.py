@@ -203,13 +203,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo. 0 when every clip is as it must be."""
     parser = argparse.ArgumentParser(prog="video_client.demo", description="Make one clip of each task.")
     parser.add_argument("--folder", type=Path, default=Path("demo"))
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--deploy-config", default="tiny")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--deploy-config", help="demo or tiny, as the model is")
     options = parser.parse_args(arguments)
+    own = options.model if options.model in BEFORE else "tiny"
     print(BEFORE.get(options.model, ""))
     end_on_term()
     try:
-        run(options.folder, options.model, options.deploy_config)
+        run(options.folder, options.model, options.deploy_config or own)
     except (DemoFailed, ClientError, ServiceEnded, JobFailed) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

@@ -86,7 +86,7 @@ class Scene:
     place: float
     """Across the motion, 0 to 1 of the room there is; where nothing moves sideways, from left to right."""
     phase: float
-    """Along the motion, 0 to 1 of a round; where nothing moves, from top to bottom."""
+    """Along the motion, 0 to 1 of a round; where nothing moves, from top to bottom. A bounce begins at its highest."""
 
     @property
     def unseen(self) -> bool:

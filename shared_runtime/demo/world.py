@@ -20,9 +20,7 @@ RADIUS = 0.19
 PACE = {Speed.SLOW: 0.25, Speed.FAST: 0.75}
 """Short edges a second, to a side, up or down."""
 BOUNCE = {Speed.SLOW: 1.0, Speed.FAST: 0.5}
-"""Seconds from contact to contact."""
-BEAT = 0.125
-"""Contacts come at multiples of this: three frames, five latents of sound."""
+"""Seconds from contact to contact: six frames, or ten latents of sound, are half of the shorter one."""
 LEAP = 0.8
 """Height of a bounce, of what there is."""
 SMALLEST, LARGEST = 0.09, 0.32
@@ -88,21 +86,18 @@ def _round(phase: float, moved: Floats, length: int, margin: float) -> tuple[Flo
 
 def _bounce(scene: Scene, times: Floats, height: int, short: int) -> Floats:
     period = BOUNCE[scene.speed]
-    part = (times - _first_contact(scene)) / period % 1.0
+    part = (times / period + 0.5) % 1.0
     floor = height - _REACH[scene.shape] * RADIUS * short
     leap = LEAP * (height - 2 * RADIUS * short)
     return floor - leap * 4 * part * (1 - part)
 
 
-def _first_contact(scene: Scene) -> float:
-    return int(scene.phase * round(BOUNCE[scene.speed] / BEAT)) * BEAT
-
-
 def contacts(scene: Scene, num_frames: int) -> Floats:
-    """Seconds at which the thing touches the floor, in a clip of `num_frames`."""
+    """Seconds at which the thing touches the floor, in a clip of `num_frames`: it is let go at its highest."""
     if scene.motion is not Motion.BOUNCE:
         return np.zeros(0)
-    return np.arange(_first_contact(scene), num_frames / FPS - 1e-9, BOUNCE[scene.speed])
+    period = BOUNCE[scene.speed]
+    return np.arange(period / 2, num_frames / FPS - 1e-9, period)
 
 
 def coverage(shape: Shape, x: Any, y: Any, radius: Any, height: int, width: int, xp: Any) -> Any:

@@ -22,6 +22,7 @@ from tests.end_to_end import processes
 from tests.end_to_end.pair import START_S, STOP_S, Pair, free_port
 from tests.end_to_end.plain_media import read_clip
 from video_client.samples import make_samples
+from video_client.scenes import world_requests
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +61,7 @@ def folder(tmp_path: Path) -> Path:
     for name in ("Makefile", "docs", "docker"):
         (tmp_path / name).symlink_to(ROOT / name)
     make_samples(tmp_path / "demo" / "inputs")
+    world_requests(tmp_path / "demo" / "inputs")
     # Answers of 400 and more end a command, as a reader would see that they are no clip.
     (tmp_path / ".curlrc").write_text("fail-with-body\nshow-error\n")
     return tmp_path

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from shared_runtime.demo.scene import Motion
-from shared_runtime.demo.weights import CHECKPOINT
 from tests.end_to_end.pair import Pair, make_pair
 from tests.meaning.cases import Case, all_cases
 from tests.meaning.judge import decode
@@ -17,10 +16,7 @@ from tests.meaning.results import NEEDED, Result
 from tests.meaning.run import Breakage, ServedMaker, judged, late
 from video_client.client import VideoClient
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHECKPOINT.is_dir(), reason="the trained weights of --model demo are not in the tree yet"),
-]
+pytestmark = pytest.mark.slow
 
 ALL = all_cases(40, 20)
 KINDS = ("first frame", "last frame", "first and last frame", "image", "video", "video then image", "audio then image")

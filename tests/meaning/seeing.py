@@ -172,13 +172,20 @@ def _speed(found: float, known: dict[Speed, float]) -> Speed:
 
 
 def _contacts(thing: Thing, height: int) -> Floats:
-    """Where the thing turns at its lowest: a sharp turn, so a frame on each side tells it to half a frame."""
+    """When the thing turns at its lowest: where a parabola through its lowest frame and the two beside it does."""
     y = np.where(thing.area > LEAST, thing.y, -np.inf)
     turns = [
         index for index in range(len(y)) if y[index] == y[max(index - 4, 0) : index + 5].max() and y[index] > height / 2
     ]
     kept = [turn for turn, before in zip(turns, [-99, *turns], strict=False) if turn - before > 4]
-    return np.array([turn / FPS for turn in kept])
+    return np.array([(turn + _vertex(y[max(turn - 1, 0) : turn + 2])) / FPS for turn in kept])
+
+
+def _vertex(three: Floats) -> float:
+    """How far from the middle one of three a parabola through them turns; 0 at the ends of a clip."""
+    if len(three) < 3 or not np.isfinite(three).all() or (curved := three[0] - 2 * three[1] + three[2]) == 0:
+        return 0.0
+    return float((three[0] - three[2]) / (2 * curved))
 
 
 def _rhythm(contacts: Floats) -> Speed | None:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from shared_runtime.demo.scene import HERTZ, Motion, Pitch, Scene, Shape, Speed
-from shared_runtime.demo.world import frames, sound
+from shared_runtime.demo.world import contacts, coverage, frames, paint, palette, sound, track
 from shared_schema.tasks import FPS, SAMPLE_RATE
 from tests.meaning.accuracy import rate
 from tests.meaning.judge import judge, judge_decoded
+from tests.meaning.seeing import see
 from video_client.scenes import write_clip, write_scene
 
 SIZE = (107, 64, 96)
@@ -47,6 +48,16 @@ def test_a_clip_of_another_scene_is_not_taken_for_this_one(
     agreed = judge(write_scene(tmp_path / "clip.mp4", made)).agrees(MOVING)
     assert not agreed[aspect]
     assert agreed["motion"] is (aspect != "motion")
+
+
+@pytest.mark.parametrize("early", [0.0, 0.25, 0.5, 0.75])
+def test_a_contact_between_two_frames_is_told(early: float) -> None:
+    num_frames, height, width = SIZE
+    at = track(BOUNCING, (np.arange(num_frames) + early) / FPS, height, width)
+    covered = coverage(BOUNCING.shape, at.x, at.y, at.radius, height, width, np)
+    pictures = np.rint(paint(covered, *(np.array(each) for each in palette(BOUNCING)))).astype(np.uint8)
+    found, right = see(pictures).contacts, contacts(BOUNCING, num_frames) - early / FPS
+    assert found * FPS == pytest.approx(right * FPS, abs=0.2)
 
 
 def test_sound_that_is_two_frames_late_or_early_is_told(tmp_path: Path) -> None:

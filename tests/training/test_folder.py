@@ -6,6 +6,7 @@ import torch
 from shared_runtime.checkpoint import resolve_checkpoint
 from shared_runtime.demo.prompts import prompts
 from shared_runtime.demo.scene import Motion, Pitch, Scene, Shape, Speed
+from shared_runtime.demo.weights import CHECKPOINT
 from shared_runtime.stored import Component
 from shared_runtime.weights import (
     load_audio_vae,
@@ -102,10 +103,10 @@ def test_a_component_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert set(MAKERS) == {"vae", "audio_vae", *PARTITIONS}
 
 
-@pytest.mark.parametrize("name", ["vae", "audio_vae", "transformer"])
+@pytest.mark.parametrize("name", MAKERS)
 def test_a_stage_begins_with_what_was_learned_before(name: str) -> None:
     torch.manual_seed(0)
-    new, taught = begun(name, None), begun(name, Path("training/begun") / name)
+    new, taught = begun(name, None), begun(name, CHECKPOINT / name)
     assert all(weight.dtype == torch.float32 and weight.isfinite().all() for weight in taught.parameters())
     pairs = zip(new.state_dict().items(), taught.state_dict().values(), strict=True)
     same = {key for (key, one), other in pairs if torch.equal(one, other)}

@@ -1,13 +1,18 @@
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from shared_runtime.demo.scene import Motion
 from shared_runtime.demo.world import frames
 from shared_schema.tasks import audio_latents, video_latents
+from tests.training.test_course import options
 from training import geometry
 from training.drawing import clips, scenes
-from training.world import World, encode_sounds, make_certain, read_world, rows, spread, write_world
+from training.world import World, encode, encode_sounds, make_certain, read_world, rows, spread, write_world
 
 
 def test_a_sound_has_the_latents_that_a_reference_has_and_is_repeated_exactly() -> None:
@@ -25,6 +30,25 @@ def test_many_scenes_are_drawn_at_once_as_each_is_drawn_by_itself() -> None:
     drawn = clips(many, firsts, 5, size, torch.device("cpu"))
     alone = [frames(scene, 5, *size, first=first) for scene, first in zip(many, firsts, strict=True)]
     assert np.array_equal(drawn.numpy(), np.stack(alone))
+
+
+def test_every_second_scene_shows_what_is_wanted_often() -> None:
+    many = scenes(12, 3, Motion.BOUNCE)
+    assert all(scene.motion is Motion.BOUNCE for scene in many[1::2])
+    assert len({scene.motion for scene in many[::2]}) > 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_partitions_learned_with_stays_where_it_is_known(tmp_path: Path, untrained: Path, known: bool) -> None:
+    shutil.copytree(untrained, tmp_path / "checkpoint")
+    config = tmp_path / "checkpoint" / "vae" / "config.json"
+    before = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps({**before, "latents_mean": [3.0] * 24, "latents_std": [2.0] * 24}), encoding="utf-8")
+    world = encode(options(tmp_path), scenes(1, 0), known=known)
+    after = json.loads(config.read_text(encoding="utf-8"))
+    assert (after["latents_mean"] == [3.0] * 24) is known
+    # Untrained latents are nearly nothing, so what is taken from them is all that is seen.
+    assert (abs(float(world.video.float().mean()) + 1.5) < 0.1) is known
 
 
 @torch.no_grad()

@@ -64,6 +64,7 @@ def test_growing_ends_and_a_still_thing_stays() -> None:
 def test_a_bounce_clicks_when_the_thing_is_lowest(speed: Speed) -> None:
     scene = replace(STILL, motion=Motion.BOUNCE, speed=speed, phase=0.4)
     at = contacts(scene, FRAMES)
+    assert at[0] == BOUNCE[speed] / 2, "let go at its highest, whatever its phase"
     assert np.diff(at) == pytest.approx(BOUNCE[speed])
     y = middles(scene)[:, 1]
     lowest = [i for i in range(1, FRAMES - 1) if y[i] >= y[i - 1] and y[i] > y[i + 1]]
