@@ -54,7 +54,8 @@ def test_both_services_answer_for_one_job_and_have_its_clip(fleet: Stack, proxy:
 
 
 def test_jobs_of_a_killed_service_are_made_and_the_proxy_finds_it_again(fleet: Stack, proxy: Pair) -> None:
-    jobs = [proxy.submit(JOB) for _ in range(4)]
+    # So long that both are still at work when both have been asked, which takes a Python in each.
+    jobs = [proxy.submit({**JOB, "num_inference_steps": "200"}) for _ in range(4)]
     wait_until(
         lambda: all(counted(fleet, service, "h3_jobs_under_way") for service in BOTH), 60, "work for both", every_s=0.2
     )
